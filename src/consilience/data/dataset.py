@@ -1,0 +1,78 @@
+"""Dataset: tensors that lie on the device, with what is needed to turn stored rows into model inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from consilience.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """N examples. Images stay uint8 in memory (a quarter of the space) and become inputs batch by batch:
+    `x.float() * scale + shift`, with scale and shift broadcast against one example.
+
+    `y` is [N] int64 for classes, [N, D] float for regression, [N, L] float in {0, 1} for multi-label.
+    `groups` holds further columns [N] int64 (writer, hospital, coarse label) with their names, if any.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...] = ()
+    groups: Mapping[str, Tensor] = field(default_factory=dict)
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    name: str = "data"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for what, rows in {"y": self.y, **self.groups}.items():
+            if len(rows) != len(self.x):
+                raise DataError(f"{self.name}: x has {len(self.x)} rows but {what} has {len(rows)}")
+        if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
+            raise DataError(f"{self.name}: x holds values that are not finite; fill or drop them first")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def inputs(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Rows `index` (any shape) as model inputs; integers without a scale (token ids) stay integers."""
+        x = self.x[index]
+        if self.scale is not None:
+            x = x.to(dtype) * self.scale.to(dtype)
+        elif x.is_floating_point():
+            x = x.to(dtype)
+        return x if self.shift is None else x.add_(self.shift.to(dtype))
+
+    def targets(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Targets of rows `index`; real-valued ones in the model's dtype."""
+        y = self.y[index]
+        return y.to(dtype) if y.is_floating_point() else y
+
+    def subset(self, index: Tensor) -> Dataset:
+        """The rows `index` as a data set of their own."""
+        groups = {name: column[index] for name, column in self.groups.items()}
+        return replace(self, x=self.x[index], y=self.y[index], groups=groups)
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same data set with its tensors on `device`."""
+        return replace(
+            self,
+            x=self.x.to(device),
+            y=self.y.to(device),
+            scale=None if self.scale is None else self.scale.to(device),
+            shift=None if self.shift is None else self.shift.to(device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What a loader returns: a training and a test set."""
+
+    train: Dataset
+    test: Dataset

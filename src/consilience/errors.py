@@ -1,0 +1,49 @@
+"""What goes wrong, in sentences: every error a user can cause derives from `ConsilienceError`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConsilienceError(Exception):
+    """A mistake that the user can mend; the command prints its message and exits with 2."""
+
+
+class ConfigError(ConsilienceError):
+    """A configuration names something that does not exist or has a value that is not allowed."""
+
+
+class DataError(ConsilienceError):
+    """Data that is missing, is not what it says, or does not fit the model."""
+
+
+class TaskError(ConsilienceError):
+    """A module that cannot be trained as a function of one flat vector."""
+
+
+class RecordError(ConsilienceError):
+    """A record that is not of the type, shape or dtype that was asked for."""
+
+
+class CheckpointError(ConsilienceError):
+    """A run directory that cannot be resumed."""
+
+
+class ClientError(ConsilienceError):
+    """A client's own code failed; says which client, in which round, at which stage."""
+
+    def __init__(self, client: str, round: int, stage: str, reason: str) -> None:
+        super().__init__(f"client {client!r} failed in round {round}, stage {stage!r}: {reason}")
+        self.client, self.round, self.stage, self.reason = client, round, stage, reason
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """The end of an error message: what is allowed, and the nearest right name if there is one."""
+    names = sorted(allowed)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if not close:
+        lower = {name.lower(): name for name in names}
+        close = [lower[c] for c in difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)]
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}allowed: {', '.join(names)}"

@@ -1,0 +1,83 @@
+"""All randomness of a run, as a function of (seed, round, client, purpose).
+
+A key is a 64-bit integer; streams are hashes of (key, position), so a whole cohort draws in a few tensor
+operations, the result does not depend on who is computed together with whom, and integers are the same on
+every device. Only `normal` uses a `torch.Generator` a client, seeded by the key: for long vectors of noise
+that is the fastest way, and there CPU and GPU streams differ.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts int64 arithmetically: clear the sign bits
+
+
+def mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64: a bijection of 64-bit integers whose output bits look independent."""
+    x = x + _signed(_GOLDEN)
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def key(seed: int, *, purpose: str, round: int = 0, client: int | Tensor = 0) -> Tensor:
+    """The key of a purpose; a tensor of clients gives a tensor of keys."""
+    parts = (_signed(seed), zlib.crc32(purpose.encode()), round, client)
+    result = torch.zeros((), dtype=torch.int64)
+    for part in parts:
+        result = mix(result ^ mix(torch.as_tensor(part, dtype=torch.int64)))
+    return result
+
+
+def bits(key: Tensor, count: int) -> Tensor:
+    """[..., count] pseudo-random int64 for keys [...]."""
+    position = torch.arange(count, device=key.device)
+    return mix(key.unsqueeze(-1) + position * _signed(_GOLDEN))
+
+
+def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """[..., count] uniform numbers in [0, 1) for keys [...], of as many random bits as `dtype` can hold."""
+    width = 53 if dtype == torch.float64 else 24
+    return _shift(bits(key, count), 64 - width).to(dtype) * 2.0**-width
+
+
+def permutations(key: Tensor, sizes: Tensor) -> Tensor:
+    """[K, max size]: row k starts with a permutation of 0..sizes[k]-1; what follows is padding."""
+    width = int(sizes.max())
+    tickets = _shift(bits(key, width), 1)
+    past_end = torch.arange(width, device=key.device) >= sizes.unsqueeze(-1)
+    return tickets.masked_fill(past_end, torch.iinfo(torch.int64).max).argsort(dim=-1)
+
+
+def sample(key: Tensor, population: int, count: int) -> Tensor:
+    """`count` of 0..population-1 without replacement, ascending."""
+    if count >= population:
+        return torch.arange(population)
+    return bits(key, population).topk(count, largest=False).indices.sort().values
+
+
+def generator(key: Tensor, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of one scalar key, for draws that torch does best itself."""
+    return torch.Generator(device).manual_seed(int(_shift(key, 1)))
+
+
+def normal(key: Tensor, *shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """[K, *shape] standard normal noise; row k depends on key[k] alone."""
+    out = torch.empty(len(key), *shape, dtype=dtype, device=device)
+    for row, one in zip(out, key, strict=True):
+        row.normal_(generator=generator(one, device))
+    return out
