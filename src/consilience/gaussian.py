@@ -1,0 +1,145 @@
+"""Gaussian in natural parameters: products add, quotients subtract, powers scale."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from consilience import guards, keys
+from consilience.records import record
+
+FLOOR = 1e-8
+
+
+@record
+class Gaussian:
+    """N(θ; Λ⁻¹η, Λ⁻¹) ∝ exp(ηᵀθ − ½ θᵀΛθ), with η = `eta` [..., P] and Λ = `lam`.
+
+    `lam` is [..., P] (diagonal), [..., 1] (a scalar for all coordinates) or, with one dimension more than
+    `eta`, [..., P, P] (full, for small P). Leading axes are clients and broadcast.
+
+    Factors need not be proper: a site may have zero or negative precision, and that is how information is taken
+    out again. Only moments need Λ > 0. One policy, `proper`: precisions (eigenvalues, for a full Λ) below
+    `FLOOR` are raised to it, η stays, and the number of raised entries is counted as "precision floor".
+    """
+
+    eta: Tensor
+    lam: Tensor
+
+    @classmethod
+    def of(cls, mean: Tensor, precision: Tensor) -> Gaussian:
+        """From a mean and a precision (diagonal, scalar or full)."""
+        full = precision.dim() == mean.dim() + 1
+        return cls((precision @ mean.unsqueeze(-1)).squeeze(-1) if full else precision * mean, precision)
+
+    @classmethod
+    def flat(cls, like: Tensor) -> Gaussian:
+        """The factor 1: no information, with the shape of `like` and a scalar precision."""
+        return cls(torch.zeros_like(like), like.new_zeros(*like.shape[:-1], 1))
+
+    @property
+    def full(self) -> bool:
+        """Whether Λ is a matrix."""
+        return self.lam.dim() == self.eta.dim() + 1
+
+    def _combine(self, other: Gaussian, sign: int) -> Gaussian:
+        a, b = self.lam, other.lam
+        if self.full != other.full:
+            a, b = (g.lam if g.full else torch.diag_embed(g.lam.expand_as(g.eta)) for g in (self, other))
+        return Gaussian(self.eta + sign * other.eta, a + sign * b)
+
+    def __mul__(self, other: Gaussian) -> Gaussian:
+        return self._combine(other, 1)
+
+    def __truediv__(self, other: Gaussian) -> Gaussian:
+        return self._combine(other, -1)
+
+    def __pow__(self, power: float | Tensor) -> Gaussian:
+        """Power by a number or by one number a client, [K, 1]."""
+        scale = power.unsqueeze(-1) if isinstance(power, Tensor) and self.full and power.dim() else power
+        return Gaussian(self.eta * power, self.lam * scale)
+
+    def product(self, weight: Tensor | None = None) -> Gaussian:
+        """Π_k q_k^(w_k) over the client axis, w [K, 1]; all ones when None."""
+        factors = self if weight is None else self**weight
+        return Gaussian(factors.eta.sum(0), factors.lam.sum(0))
+
+    def first(self, k: int) -> Gaussian:
+        """The first k clients; parts without a client axis are shared and stay."""
+        own = 1 + self.full
+        eta = self.eta[:k] if self.eta.dim() > 1 else self.eta
+        return Gaussian(eta, self.lam[:k] if self.lam.dim() > own else self.lam)
+
+    def slope(self, theta: Tensor) -> Tensor:
+        """Λθ − η: the gradient of the energy ½θᵀΛθ − ηᵀθ. Needs no proper Λ."""
+        scaled = (self.lam @ theta.unsqueeze(-1)).squeeze(-1) if self.full else self.lam * theta
+        return scaled - self.eta
+
+    def proper(self, floor: float = FLOOR) -> Gaussian:
+        """The same factor with every precision at least `floor`; the entries raised are counted."""
+        if not self.full:
+            guards.count("precision floor", self.lam < floor)
+            return Gaussian(self.eta, self.lam.clamp_min(floor))
+        values, vectors = torch.linalg.eigh(self.lam)
+        guards.count("precision floor", values < floor)
+        if bool((values >= floor).all()):
+            return self
+        return Gaussian(self.eta, (vectors * values.clamp_min(floor).unsqueeze(-2)) @ vectors.mT)
+
+    @property
+    def mean(self) -> Tensor:
+        """Λ⁻¹η."""
+        q = self.proper()
+        if q.full:
+            return torch.cholesky_solve(q.eta.unsqueeze(-1), torch.linalg.cholesky(q.lam)).squeeze(-1)
+        return q.eta / q.lam
+
+    @property
+    def var(self) -> Tensor:
+        """The variance of every coordinate, [..., P]: the diagonal of Λ⁻¹."""
+        q = self.proper()
+        if q.full:
+            return torch.cholesky_inverse(torch.linalg.cholesky(q.lam)).diagonal(dim1=-2, dim2=-1)
+        return (1 / q.lam).expand_as(q.eta)
+
+    def _logdet(self) -> Tensor:
+        if self.full:
+            return 2 * torch.linalg.cholesky(self.lam).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return self.lam.log().expand_as(self.eta).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """½[P(1 + ln 2π) − ln|Λ|], in nats, [...]."""
+        return 0.5 * (self.eta.shape[-1] * (1 + math.log(2 * math.pi)) - self.proper()._logdet())
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """ln N(θ), normalised, [...]."""
+        q = self.proper()
+        off = theta - q.mean
+        mahalanobis = (off * (q.slope(theta))).sum(-1)
+        return 0.5 * (q._logdet() - self.eta.shape[-1] * math.log(2 * math.pi) - mahalanobis)
+
+    def kl(self, other: Gaussian) -> Tensor:
+        """KL(self ‖ other) = ½[tr(Λ_o Λ⁻¹) − P + (μ_o − μ)ᵀΛ_o(μ_o − μ) + ln|Λ| − ln|Λ_o|], [...]."""
+        q, p = self.proper(), other.proper()
+        if q.full or p.full:
+            q, p = (
+                g if g.full else Gaussian(g.eta, torch.diag_embed(g.lam.expand_as(g.eta))) for g in (q, p)
+            )
+            trace = (torch.cholesky_inverse(torch.linalg.cholesky(q.lam)) * p.lam).sum((-2, -1))
+        else:
+            trace = (p.lam / q.lam).expand_as(q.eta).sum(-1)
+        off = q.mean - p.mean
+        distance = (off * Gaussian(torch.zeros_like(off), p.lam).slope(off)).sum(-1)
+        return 0.5 * (trace - self.eta.shape[-1] + distance + q._logdet() - p._logdet())
+
+    def sample(self, count: int, seed: int = 0) -> Tensor:
+        """[count, ..., P] draws; draw i depends on (seed, i) alone."""
+        q = self.proper()
+        key = keys.key(seed, purpose="sample", client=torch.arange(count))
+        noise = keys.normal(key, *self.eta.shape, dtype=self.eta.dtype, device=self.eta.device)
+        if not q.full:
+            return q.mean + noise * q.lam.rsqrt()
+        root = torch.linalg.cholesky(q.lam)  # Λ = LLᵀ, so L⁻ᵀ z has covariance Λ⁻¹
+        return q.mean + torch.linalg.solve_triangular(root.mT, noise.unsqueeze(-1), upper=True).squeeze(-1)

@@ -1,0 +1,427 @@
+"""Task: a module and a likelihood as functions of one flat vector, for cohorts of clients.
+
+The user's module is for one client. Everything that runs it for many at once, `torch.func.vmap`, `torch.compile`
+and plain autograd for a cohort of one, lives here: algorithms write the loss of *one* client and hand it to
+`gradient` or `vectorize`.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, grad_and_value, vmap
+
+from consilience import keys
+from consilience.data.dataset import Dataset
+from consilience.errors import DataError, TaskError
+from consilience.layers import check_layers, with_keyed_dropout
+from consilience.metrics import classification, multilabel, regression
+from consilience.records import Tree, record, rows, tree_map
+
+MAIN = "main"
+
+
+@record
+class Batch:
+    """Examples of each client: x [K, B, ...], y [K, B, ...]; w [K, B] is 0 for padding; key [K] for dropout."""
+
+    x: Tensor
+    y: Tensor
+    w: Tensor
+    key: Tensor
+
+
+class _Part:
+    """One network inside the flat vector."""
+
+    def __init__(self, module: nn.Module, start: int) -> None:
+        check_layers(module)
+        self.module = copy.deepcopy(module).eval().requires_grad_(False)
+        self.training, self.key_names = with_keyed_dropout(self.module)
+        named = dict(self.module.named_parameters())
+        self.names, self.shapes = list(named), [p.shape for p in named.values()]
+        self.sizes = [p.numel() for p in named.values()]
+        self.slice = slice(start, start + sum(self.sizes))
+
+    def __call__(self, theta: Tensor, args: tuple[Any, ...], key: Tensor | None) -> Any:
+        # One split, so that the gradient comes back as one concatenation and not as a sum of padded slices.
+        flat = theta[self.slice].split(self.sizes) if self.sizes else ()
+        tensors: dict[str, Tensor] = {
+            name: part.view(shape) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
+        }
+        if key is None or not self.key_names:
+            return functional_call(self.module, tensors, args)
+        return functional_call(self.training, tensors | dict.fromkeys(self.key_names, key), args)
+
+
+class Task(ABC):
+    """What a client learns: `loss_one(θ, batch)` is the mean negative log-likelihood of a batch.
+
+    `size` is the length P of the flat vector θ. Subclasses are likelihoods: how outputs meet targets.
+    """
+
+    kind: str
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = {MAIN: _Part(module, 0)}
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+        self.compiled, self.bf16, self.chunk = False, False, 0
+        self._cache: dict[Any, Callable[..., Any]] = {}
+        if not self.size:
+            raise TaskError(f"{type(module).__name__} has no parameters to learn")
+
+    @abstractmethod
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """−log p(y | output) of each example, [B]."""
+
+    @abstractmethod
+    def draw(self, output: Tensor, key: Tensor) -> Tensor:
+        """Targets drawn from p(y | output), as Fisher information wants them."""
+
+    @abstractmethod
+    def predictive(self, output: Tensor) -> Tensor:
+        """The mean of p(y | output): probabilities, or the regression itself."""
+
+    @abstractmethod
+    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
+        """How good predictions are."""
+
+    @abstractmethod
+    def fits(self, output: Tensor, data: Dataset) -> None:
+        """Raise a DataError when the targets cannot be what this output predicts."""
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters of all parts."""
+        return sum(sum(part.sizes) for part in self._parts.values())
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's network (a copy, with its first weights)."""
+        return self._parts[MAIN].module
+
+    @property
+    def head(self) -> str | None:
+        """The name of the last linear layer, if there is one."""
+        linear = [name for name, layer in self.module.named_modules() if isinstance(layer, nn.Linear)]
+        return linear[-1] if linear else None
+
+    def initial(self) -> Tensor:
+        """The modules' own initial weights as one vector."""
+        values = [p.reshape(-1) for part in self._parts.values() for p in part.module.parameters()]
+        return torch.cat(values).to(self.device, self.dtype)
+
+    def slice(self, module: str = MAIN) -> slice:
+        """Where a part lies in the flat vector."""
+        return self._parts[module].slice
+
+    def _changed(self) -> Self:
+        new = copy.copy(self)
+        new._parts, new._cache = dict(self._parts), {}
+        return new
+
+    def extend(self, **modules: nn.Module) -> Self:
+        """This task with further networks appended to the flat vector; call them with `call_one`."""
+        new = self._changed()
+        for name, module in modules.items():
+            if name in new._parts:
+                raise TaskError(f"this task has a part called {name!r} already")
+            new._parts[name] = _Part(module, new.size)
+        return new
+
+    def prepare(
+        self,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        compile: bool = False,
+        bf16: bool = False,
+        chunk: int = 0,
+    ) -> Self:
+        """This task on a device: what an engine calls. With `bf16` the network computes in bfloat16 while weights,
+        losses and updates stay in `dtype`. `chunk` is the largest cohort, which fixes the compiled sizes."""
+        new = self._changed()
+        new.device, new.dtype, new.compiled, new.bf16, new.chunk = torch.device(device), dtype, compile, bf16, chunk
+        for part in new._parts.values():
+            part.module.to(device)  # buffers; parameters come from the flat vector
+            part.training.to(device)
+        for part in new._parts.values():
+            for buffer in (*part.module.buffers(), *part.training.buffers()):
+                if buffer.is_floating_point():
+                    buffer.data = buffer.data.to(torch.bfloat16 if bf16 else dtype)
+        return new
+
+    def call_one(self, module: str, theta: Tensor, *args: Tensor, key: Tensor | None = None) -> Any:
+        """One client's part `module` on any arguments; with a key, in training (dropout acts)."""
+        if self.bf16:
+            theta = theta.to(torch.bfloat16)
+            args = tuple(a.to(torch.bfloat16) if a.is_floating_point() else a for a in args)
+        output = self._parts[module](theta, args, key)
+        return tree_map(lambda t: t.to(self.dtype) if t.is_floating_point() else t, output) if self.bf16 else output
+
+    def apply_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """One client's network: outputs [B, ...] of inputs [B, ...]."""
+        output: Tensor = self.call_one(MAIN, theta, x, key=key)
+        return output
+
+    def features_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One client's (input of the last linear layer, output)."""
+        if self.head is None:
+            raise TaskError("the module has no linear layer, so it has no features before the last one")
+        seen: list[Tensor] = []
+        part = self._parts[MAIN]
+        module = part.module if key is None or not part.key_names else part.training
+        hook = module.get_submodule(self.head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            output = self.apply_one(theta, x, key)
+        finally:
+            hook.remove()
+        return seen[-1].to(self.dtype), output
+
+    def loss_one(self, theta: Tensor, batch: Batch) -> Tensor:
+        """One client's mean loss over a batch; padding has weight 0."""
+        losses = self.losses(self.apply_one(theta, batch.x, batch.key), batch.y)
+        return (losses * batch.w).sum() / batch.w.sum().clamp_min(1e-12)
+
+    def fisher_one(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Diagonal Fisher information: the mean over examples of (∂ log p(y|x,θ)/∂θ)², y drawn from the model.
+        One squared gradient an example, [B, P] in memory: give it micro-batches."""
+
+        def example(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            return self.losses(self.apply_one(theta, x.unsqueeze(0)), y.unsqueeze(0)).sum()
+
+        y = self.draw(self.apply_one(theta, batch.x), keys.mix(batch.key ^ 0x5EED)).detach()
+        gradients = vmap(grad(example), in_dims=(None, 0, 0))(theta, batch.x, y)
+        return batch.w @ gradients.square() / batch.w.sum().clamp_min(1e-12)
+
+    def gradient(self, loss: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
+        """For `loss(task, θ, *own, *shared)` of one client: (gradient in θ [K, P], loss [K]) of a cohort,
+        called as `(theta, *own, shared=())`, where own arguments have the client axis and shared ones do not.
+        Give a plain function or a method of a frozen object, so that compiled code is found again."""
+        return self._cohort(loss or type(self).loss_one, differentiate=True)
+
+    def vectorize(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """For `fn(task, *own, *shared)` of one client: the same for a cohort, called as `(*own, shared=())`."""
+        return self._cohort(fn, differentiate=False)
+
+    @property
+    def fisher(self) -> Callable[..., Tensor]:
+        """`fisher_one` for cohorts: (theta [K, P], batch) → [K, P]."""
+        return self.vectorize(type(self).fisher_one)
+
+    def _cohort(self, fn: Callable[..., Any], differentiate: bool) -> Callable[..., Any]:
+        if (fn, differentiate) not in self._cache:
+            self._cache[fn, differentiate] = _Cohorts(self, fn, differentiate)
+        return self._cache[fn, differentiate]
+
+    def predict(self, theta: Tensor, x: Tensor) -> Tensor:
+        """The predictive mean of one model: θ [P], x [N, ...]."""
+        with torch.no_grad():
+            return self.predictive(self.apply_one(theta.to(self.dtype), x))
+
+    def release(self, theta: Tensor) -> nn.Module:
+        """The user's module with the weights θ, ready for use without this library."""
+        module, part = copy.deepcopy(self.module), self._parts[MAIN]
+        for p, value in zip(module.parameters(), theta[part.slice].split(part.sizes), strict=True):
+            p.data = value.view(p.shape).to(p.device, p.dtype).clone()
+        return module.requires_grad_(True)
+
+    def check(self, data: Dataset) -> None:
+        """Run the module on two examples, and refuse data it cannot learn from before any client does."""
+        probe = torch.arange(min(2, len(data)), device=data.x.device)
+        x = data.inputs(probe, self.dtype).to(self.device)
+        try:
+            output = self.apply_one(self.initial(), x)
+        except Exception as error:
+            shape = tuple(x.shape[1:])
+            raise DataError(f"the module cannot take examples of {data.name}, of shape {shape}: {error}") from error
+        if not isinstance(output, Tensor) or output.shape[0] != len(probe):
+            raise TaskError("the module must return one tensor with a row for each example")
+        self.fits(output, data)
+
+
+class _Cohorts:
+    """One client's function as a function of cohorts: plain autograd for one client, vmap for several; compiled,
+    if the task is, for a few cohort sizes only (chunk, chunk/2, …): smaller cohorts are filled up with copies."""
+
+    def __init__(self, task: Task, fn: Callable[..., Any], differentiate: bool) -> None:
+        self.task, self.fn, self.differentiate = task, fn, differentiate
+        self.graphs: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
+        k = _clients(own)
+        with torch.no_grad():
+            if k > 1:
+                return self._many(k, own, shared)
+            single = rows(own, 0)
+            if self.differentiate and not self.task.compiled:
+                return self._autograd(single, shared)
+            result = self._graph(1, len(own))(*single, *shared)
+            return tree_map(lambda leaf: leaf.unsqueeze(0), result)
+
+    def _autograd(self, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            theta = own[0].detach().requires_grad_()
+            value = self.fn(self.task, theta, *own[1:], *shared)
+            (slope,) = torch.autograd.grad(value, theta)
+        return slope.unsqueeze(0), value.detach().unsqueeze(0)
+
+    def _many(self, k: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> Any:
+        if not self.task.compiled:
+            return self._graph(k, len(own))(*own, *shared)
+        size = self._bucket(k)
+        if size != k:
+            filler = [i if i < k else 0 for i in range(size)]
+            own = rows(own, torch.tensor(filler, device=self.task.device))
+        result = self._graph(size, len(own))(*own, *shared)
+        return result if size == k else rows(result, slice(k))
+
+    def _bucket(self, k: int) -> int:
+        size = max(self.task.chunk, k)
+        while size > 2 and -(-size // 2) >= k:
+            size = -(-size // 2)
+        return size
+
+    def _graph(self, size: int, owns: int) -> Callable[..., Any]:
+        key = (size if self.task.compiled else size > 1, owns)
+        if key not in self.graphs:
+            self.graphs[key] = self._build(size, owns)
+        return self.graphs[key]
+
+    def _build(self, size: int, owns: int) -> Callable[..., Any]:
+        task, fn = self.task, self.fn
+
+        def one(*args: Any) -> Any:
+            return fn(task, *args)
+
+        run: Callable[..., Any] = grad_and_value(one) if self.differentiate else one
+
+        def cohort(*args: Any) -> Any:
+            if size == 1:
+                return run(*args)
+            return vmap(run, in_dims=(0,) * owns + (None,) * (len(args) - owns))(*args)
+
+        if not task.compiled:
+            return cohort
+        # Dynamo counts recompilations for each code object: a fresh one a graph, so that no graph of another
+        # function can push this one over the limit, where it would quietly run uncompiled.
+        code = cohort.__code__.replace(co_name=f"cohort_of_{size}_{id(self)}")
+        isolated = types.FunctionType(code, cohort.__globals__, code.co_name, None, cohort.__closure__)
+        return torch.compile(isolated, dynamic=False, fullgraph=True)
+
+
+def _clients(own: tuple[Tree, ...]) -> int:
+    first = own[0]
+    while not isinstance(first, Tensor):
+        first = next(iter(torch.utils._pytree.tree_leaves(first)))
+    return len(first)
+
+
+class Classification(Task):
+    """p(y | x, θ) = softmax(f(x))_y."""
+
+    kind = "classification"
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of each example."""
+        return F.cross_entropy(output, y, reduction="none")
+
+    def draw(self, output: Tensor, key: Tensor) -> Tensor:
+        """Labels by inverting the cumulative distribution."""
+        u = keys.uniform(key, output.shape[0], output.dtype).unsqueeze(-1)
+        return (output.softmax(-1).cumsum(-1) <= u).sum(-1).clamp_max(output.shape[-1] - 1)
+
+    def predictive(self, output: Tensor) -> Tensor:
+        """Class probabilities."""
+        return output.softmax(-1)
+
+    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
+        """Accuracy, NLL, ECE and Brier score."""
+        return classification(prediction, y)
+
+    def fits(self, output: Tensor, data: Dataset) -> None:
+        """Labels must be integers below the number of outputs."""
+        if data.y.dim() != 1 or data.y.is_floating_point():
+            raise DataError(f"{data.name}: classification needs integer labels [N], got {data.y.dtype} {data.y.dim()}-d")
+        low, high, outputs = int(data.y.min()), int(data.y.max()), output.shape[-1]
+        if output.dim() != 2 or not 0 <= low <= high < outputs:
+            raise DataError(
+                f"{data.name}: labels lie in {low}..{high}, but the module has {outputs} outputs "
+                f"(labels 0..{outputs - 1} are allowed)"
+            )
+
+
+class Regression(Task):
+    """p(y | x, θ) = N(f(x), noise²). The loss is ½‖y − f(x)‖²/noise², without the constant."""
+
+    kind = "regression"
+
+    def __init__(self, module: nn.Module, noise: float = 1.0) -> None:
+        super().__init__(module)
+        if noise <= 0:
+            raise TaskError(f"noise is a standard deviation and must be positive, got {noise}")
+        self.noise = noise
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """Half the squared error in units of the noise."""
+        return 0.5 * ((output - y) / self.noise).square().flatten(1).sum(-1)
+
+    def draw(self, output: Tensor, key: Tensor) -> Tensor:
+        """The prediction plus noise."""
+        u = keys.uniform(key, output.numel(), output.dtype).view(output.shape)
+        tiny = torch.finfo(output.dtype).eps
+        return output + self.noise * 2**0.5 * torch.erfinv((2 * u - 1).clamp(tiny - 1, 1 - tiny))
+
+    def predictive(self, output: Tensor) -> Tensor:
+        """The regression itself."""
+        return output
+
+    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
+        """Squared and absolute error, R², and the NLL under the noise."""
+        return regression(prediction, y, torch.full_like(prediction, self.noise**2))
+
+    def fits(self, output: Tensor, data: Dataset) -> None:
+        """Targets must have the shape of the outputs."""
+        if output.shape[1:] != data.y.shape[1:] or not data.y.is_floating_point():
+            got, wanted = tuple(data.y.shape[1:]), tuple(output.shape[1:])
+            raise DataError(
+                f"{data.name}: targets of shape {got} and type {data.y.dtype}, but the module returns {wanted}; "
+                "regression needs real targets [N, ...] of the module's output shape"
+            )
+
+
+class MultiLabel(Task):
+    """p(y | x, θ) = Π_l Bernoulli(y_l; σ(f_l(x)))."""
+
+    kind = "multi-label"
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """Binary cross-entropy, summed over labels."""
+        return F.binary_cross_entropy_with_logits(output, y, reduction="none").sum(-1)
+
+    def draw(self, output: Tensor, key: Tensor) -> Tensor:
+        """Every label by its own coin."""
+        return (keys.uniform(key, output.numel(), output.dtype).view(output.shape) < output.sigmoid()).to(output.dtype)
+
+    def predictive(self, output: Tensor) -> Tensor:
+        """The probability of every label."""
+        return output.sigmoid()
+
+    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
+        """Precision, recall, F1 and NLL."""
+        return multilabel(prediction, y)
+
+    def fits(self, output: Tensor, data: Dataset) -> None:
+        """Targets must be 0 or 1 for every output."""
+        if data.y.dim() != 2 or data.y.shape[1] != output.shape[-1] or not data.y.is_floating_point():
+            shape = tuple(data.y.shape)
+            raise DataError(f"{data.name}: multi-label targets [N, {output.shape[-1]}] of floats expected, got {shape}")
+        if not bool(((data.y == 0) | (data.y == 1)).all()):
+            raise DataError(f"{data.name}: multi-label targets must be 0 or 1")
