@@ -43,6 +43,11 @@ def key(seed: int, *, purpose: str, round: int = 0, client: int | Tensor = 0) ->
     return result
 
 
+def fold(key: Tensor, purpose: str) -> Tensor:
+    """A further key for a purpose inside a purpose."""
+    return mix(key ^ zlib.crc32(purpose.encode()))
+
+
 def bits(key: Tensor, count: int) -> Tensor:
     """[..., count] pseudo-random int64 for keys [...]."""
     position = torch.arange(count, device=key.device)
@@ -55,12 +60,10 @@ def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tens
     return _shift(bits(key, count), 64 - width).to(dtype) * 2.0**-width
 
 
-def permutations(key: Tensor, sizes: Tensor) -> Tensor:
-    """[K, max size]: row k starts with a permutation of 0..sizes[k]-1; what follows is padding."""
-    width = int(sizes.max())
-    tickets = _shift(bits(key, width), 1)
+def permutations(key: Tensor, sizes: Tensor, width: int) -> Tensor:
+    """[K, width]: row k starts with a permutation of 0..sizes[k]-1, then more or less anything up to `width`."""
     past_end = torch.arange(width, device=key.device) >= sizes.unsqueeze(-1)
-    return tickets.masked_fill(past_end, torch.iinfo(torch.int64).max).argsort(dim=-1)
+    return _shift(bits(key, width), 1).masked_fill_(past_end, torch.iinfo(torch.int64).max).argsort(dim=-1)
 
 
 def sample(key: Tensor, population: int, count: int) -> Tensor:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, dataclass_transform
 
 import torch
 from safetensors.torch import load as read_arrays
 from safetensors.torch import save as write_arrays
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node, tree_map
+from torch.utils._pytree import register_pytree_node
 
 from consilience.errors import RecordError, nearest
 
@@ -113,6 +113,18 @@ def _children(tree: Tree) -> list[tuple[str, Tree]]:
     raise RecordError(
         f"a {type(tree).__name__} cannot be part of a record; fields hold tensors, records, tuples of these or None"
     )
+
+
+def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """`fn` on every tensor of a tree, together with the tensors in the same places of others; None stays None."""
+    if tree is None:
+        return None
+    if isinstance(tree, Tensor):
+        return fn(tree, *others)
+    if isinstance(tree, tuple):
+        return tuple(tree_map(fn, *parts) for parts in zip(tree, *others, strict=True))
+    names = [name for name, _ in _children(tree)]
+    return type(tree)(*(tree_map(fn, *(getattr(t, name) for t in (tree, *others))) for name in names))
 
 
 def add(a: Tree, b: Tree) -> Tree:

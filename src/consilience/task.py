@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from consilience import keys
+from consilience.data.augment import Augmentation
 from consilience.data.dataset import Dataset
 from consilience.errors import DataError, TaskError
 from consilience.layers import check_layers, with_keyed_dropout
@@ -64,13 +65,15 @@ class _Part:
 class Task(ABC):
     """What a client learns: `loss_one(θ, batch)` is the mean negative log-likelihood of a batch.
 
-    `size` is the length P of the flat vector θ. Subclasses are likelihoods: how outputs meet targets.
+    `size` is the length P of the flat vector θ. Subclasses are likelihoods: how outputs meet targets. `augment`
+    changes inputs at random in training and has a fixed counterpart in prediction.
     """
 
     kind: str
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, augment: Augmentation | None = None) -> None:
         self._parts = {MAIN: _Part(module, 0)}
+        self.augment = augment
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.compiled, self.bf16, self.chunk = False, False, 0
         self._cache: dict[Any, Callable[..., Any]] = {}
@@ -149,13 +152,13 @@ class Task(ABC):
         losses and updates stay in `dtype`. `chunk` is the largest cohort, which fixes the compiled sizes."""
         new = self._changed()
         new.device, new.dtype, new.compiled, new.bf16, new.chunk = torch.device(device), dtype, compile, bf16, chunk
+        new._parts = copy.deepcopy(self._parts)
         for part in new._parts.values():
-            part.module.to(device)  # buffers; parameters come from the flat vector
-            part.training.to(device)
-        for part in new._parts.values():
-            for buffer in (*part.module.buffers(), *part.training.buffers()):
-                if buffer.is_floating_point():
-                    buffer.data = buffer.data.to(torch.bfloat16 if bf16 else dtype)
+            for module in (part.module, part.training):
+                module.to(device)
+                for buffer in module.buffers():  # parameters come from the flat vector; buffers must match them
+                    if buffer.is_floating_point():
+                        buffer.data = buffer.data.to(torch.bfloat16 if bf16 else dtype)
         return new
 
     def call_one(self, module: str, theta: Tensor, *args: Tensor, key: Tensor | None = None) -> Any:
@@ -224,7 +227,10 @@ class Task(ABC):
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         """The predictive mean of one model: θ [P], x [N, ...]."""
         with torch.no_grad():
-            return self.predictive(self.apply_one(theta.to(self.dtype), x))
+            return self.predictive(self.apply_one(theta.to(self.dtype), self._seen(x)))
+
+    def _seen(self, x: Tensor) -> Tensor:
+        return x if self.augment is None else self.augment.evaluation(x)
 
     def release(self, theta: Tensor) -> nn.Module:
         """The user's module with the weights θ, ready for use without this library."""
@@ -238,7 +244,7 @@ class Task(ABC):
         probe = torch.arange(min(2, len(data)), device=data.x.device)
         x = data.inputs(probe, self.dtype).to(self.device)
         try:
-            output = self.apply_one(self.initial(), x)
+            output = self.apply_one(self.initial(), self._seen(x))
         except Exception as error:
             shape = tuple(x.shape[1:])
             raise DataError(f"the module cannot take examples of {data.name}, of shape {shape}: {error}") from error
@@ -363,8 +369,8 @@ class Regression(Task):
 
     kind = "regression"
 
-    def __init__(self, module: nn.Module, noise: float = 1.0) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, *, noise: float = 1.0, augment: Augmentation | None = None) -> None:
+        super().__init__(module, augment=augment)
         if noise <= 0:
             raise TaskError(f"noise is a standard deviation and must be positive, got {noise}")
         self.noise = noise

@@ -1,0 +1,75 @@
+"""What an algorithm is: frozen hyperparameters and a few pure functions, both halves side by side."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from torch import Tensor
+
+from consilience.cohort import Cohort, Info
+from consilience.data.federation import Federation
+from consilience.gaussian import Gaussian
+from consilience.records import Point, Tree
+from consilience.task import Task
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def algorithm(cls: type[T]) -> type[T]:
+    """Make a class with hyperparameters a frozen dataclass."""
+    return dataclass(frozen=True)(cls)
+
+
+class Algorithm(ABC):
+    """Client and server halves of a method. Every function is pure; states are records.
+
+    `local` is written for a cohort: leaves of `state`, of the update and of an `Addressed` message's `own` have a
+    leading client axis K. The engine sums updates over clients (`additive`) or, for methods that must see them one
+    by one, hands them to `fuse` stacked in the order of client ids.
+    """
+
+    additive: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        """As spelt in papers' tables."""
+        return type(self).__name__
+
+    def adapt(self, task: Task) -> Task:
+        """The task that this method trains; append networks here with `task.extend`."""
+        return task
+
+    def arrange(self, federation: Federation) -> Federation:
+        """The federation that this method sees; only references that no real federation could run change it."""
+        return federation
+
+    @abstractmethod
+    def start(self, task: Task, info: Info) -> Tree:
+        """The server's state before the first round."""
+
+    def client(self, task: Task, info: Info, n: Tensor) -> Tree:
+        """Clients' states before they first take part, for n [K, 1] examples; None for a stateless method."""
+        return None
+
+    def message(self, server: Tree, ids: Tensor) -> Tree:
+        """What the clients `ids` are told: a record, or `Addressed(shared, own)`."""
+        return server
+
+    @abstractmethod
+    def local(self, task: Task, message: Any, state: Any, cohort: Cohort) -> tuple[Tree, Tree]:
+        """A cohort's work: (update, new state)."""
+
+    @abstractmethod
+    def fuse(self, server: Any, update: Any) -> Tree:
+        """The server's state after a round, from the sum of the updates (or all of them, if not additive)."""
+
+    @abstractmethod
+    def posterior(self, server: Any) -> Gaussian | Point:
+        """What the server believes of the weights."""
+
+    def personal(self, server: Any, state: Any) -> Gaussian | Point:
+        """What one client (state without client axis) would use; the global belief unless a method says more."""
+        return self.posterior(server)

@@ -1,0 +1,50 @@
+"""FedAvg: clients train, the server averages (McMahan et al., 2017)."""
+
+from __future__ import annotations
+
+from consilience.algorithms.base import Algorithm, algorithm
+from consilience.cohort import Cohort, Info
+from consilience.inference import SGD
+from consilience.optimizers import Moments, Momentum, ServerOptimizer
+from consilience.records import Point, Weighted, record
+from consilience.task import Task
+
+
+@record
+class Averaged:
+    """The global weights and the server optimiser's memory."""
+
+    model: Point
+    memory: Moments
+
+
+@algorithm
+class FedAvg(Algorithm):
+    """w ← w + η_s Σ p_k (w_k − w), p_k = n_k / Σ n over the round's clients; w_k by local SGD from w.
+
+    `server` may be any optimiser on the mean update: `Adam` gives FedAdam, `Yogi` FedYogi, `AdaGrad` FedAdagrad.
+    """
+
+    train: SGD = SGD()
+    server: ServerOptimizer = Momentum()
+
+    def start(self, task: Task, info: Info) -> Averaged:
+        """Everyone begins with the module's own weights."""
+        return Averaged(Point(info.initial), self.server.start(Point(info.initial)))
+
+    def message(self, server: Averaged, ids: object) -> Point:
+        """The global weights; the optimiser's memory stays at home."""
+        return server.model
+
+    def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
+        """Train from w; send n_k (w_k − w)."""
+        trained = self.train(task.gradient(), message.theta, cohort)
+        return Weighted.of(Point(trained - message.theta), cohort.n), None
+
+    def fuse(self, server: Averaged, update: Weighted) -> Averaged:
+        """A server step along the mean change."""
+        return Averaged(*self.server.step(server.model, update.mean, server.memory))
+
+    def posterior(self, server: Averaged) -> Point:
+        """A point: FedAvg knows no uncertainty."""
+        return server.model

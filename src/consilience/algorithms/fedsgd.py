@@ -1,0 +1,40 @@
+"""FedSGD: one gradient a client a round; the baseline that every local method must beat per round."""
+
+from __future__ import annotations
+
+from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.fedavg import Averaged
+from consilience.cohort import Cohort, Info
+from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.records import Point, Weighted
+from consilience.task import Task
+
+
+@algorithm
+class FedSGD(Algorithm):
+    """w ← w − η Σ p_k ∇f_k(w): gradient descent on the pooled loss, the gradient computed where the data is.
+    `batch` is only how many examples are in memory at once; it does not change the result."""
+
+    server: ServerOptimizer = Momentum(lr=0.1)
+    batch: int = 256
+
+    def start(self, task: Task, info: Info) -> Averaged:
+        """Everyone begins with the module's own weights."""
+        return Averaged(Point(info.initial), self.server.start(Point(info.initial)))
+
+    def message(self, server: Averaged, ids: object) -> Point:
+        """The global weights."""
+        return server.model
+
+    def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
+        """Send −n_k ∇f_k(w), over all of the client's examples."""
+        theta = message.theta.expand(len(cohort), -1)
+        return Weighted.of(Point(-cohort.mean(task.gradient(), theta, self.batch)), cohort.n), None
+
+    def fuse(self, server: Averaged, update: Weighted) -> Averaged:
+        """A server step down the mean gradient."""
+        return Averaged(*self.server.step(server.model, update.mean, server.memory))
+
+    def posterior(self, server: Averaged) -> Point:
+        """A point."""
+        return server.model

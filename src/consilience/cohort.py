@@ -1,0 +1,119 @@
+"""Cohort: clients that are computed together, and their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience import keys
+from consilience.data.augment import Augmentation
+from consilience.data.federation import Federation
+from consilience.records import record
+from consilience.task import Batch
+
+
+@record
+class Info:
+    """What every algorithm may know of a federation before it starts."""
+
+    initial: Tensor
+    seed: Tensor
+    clients: Tensor
+    examples: Tensor
+
+
+class Cohort:
+    """Clients sorted by their number of examples, most first, so that those who still have a batch are always a
+    prefix. All tensors have the client axis first; `n` [K, 1] is the number of examples.
+
+    Randomness comes from (seed, round, client, purpose): a client draws the same in every cohort.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        ids: Tensor,
+        *,
+        round: int,
+        round_size: int,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        static: bool = False,
+        augment: Augmentation | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self.federation, self.ids, self.round, self.round_size = federation, ids, round, round_size
+        self.device, self.dtype = federation.order.device, dtype
+        self.notes: dict[str, Tensor] = {}
+        self._sizes = federation.sizes[ids]
+        self._static, self._augment, self._steps_left = static, augment, limit
+        self._largest = int(federation.sizes.max()) if static else int(self._sizes[0])
+        self._offsets = federation.offsets[ids].to(self.device)
+        self._n = self._sizes.to(self.device)
+        self._key = keys.key(seed, purpose="client", round=round, client=ids).to(self.device)
+        self.n = self._n.to(dtype).unsqueeze(1)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def epoch(self, number: int, size: int) -> Iterator[tuple[int, Batch]]:
+        """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients).
+        A last, smaller batch is a batch like any other."""
+        purpose = f"epoch {number}"
+        shuffle = keys.permutations(keys.fold(self._key, purpose), self._n, int(self._sizes[0]))
+        return self._batches(shuffle, size, purpose, self._augment)
+
+    def mean(self, fn: Callable[..., Any], theta: Tensor, size: int, *own: Any, shared: tuple[Any, ...] = ()) -> Tensor:
+        """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, a mean over its batch, [K, ...];
+        examples in their order, batches of `size`, no augmentation."""
+        in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
+        total: Tensor | None = None
+        for k, batch in self._batches(in_order, size, "mean", None):
+            value = fn(theta[:k], batch, *(part[:k] for part in own), shared=shared)
+            value = value[0] if isinstance(value, tuple) else value
+            if total is None:
+                total = torch.zeros(len(self), *value.shape[1:], dtype=value.dtype, device=self.device)
+            share = batch.w.sum(1) / self._n[:k]
+            total[:k] += value * share.view(-1, *[1] * (value.dim() - 1))
+        assert total is not None  # the longest client has at least one example
+        return total
+
+    def noise(self, k: int, *shape: int, tag: str) -> Tensor:
+        """Standard normal [k, *shape]; the same `tag` gives the same noise within a round."""
+        return keys.normal(keys.fold(self._key[:k], tag), *shape, dtype=self.dtype, device=self.device)
+
+    def note(self, **values: Tensor) -> None:
+        """Report a number a client, [K], to the round's metrics, where it is averaged by examples."""
+        self.notes.update(values)
+
+    def _batches(
+        self, positions: Tensor, size: int, purpose: str, augment: Augmentation | None
+    ) -> Iterator[tuple[int, Batch]]:
+        width = positions.shape[1]
+        size = min(size, self._largest)
+        steps = -(-width // size)
+        real = torch.arange(width, device=self.device) < self._n.unsqueeze(1)
+        index = self.federation.order[torch.where(real, positions, 0) + self._offsets.unsqueeze(1)]
+        weight = real.to(self.dtype)
+        if self._static:  # compiled code wants one batch size: fill up with weightless copies
+            index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
+        for step in range(steps):
+            if self._steps_left is not None:
+                if not self._steps_left:
+                    return
+                self._steps_left -= 1
+            k = int((self._sizes > step * size).sum())
+            yield k, self._gather(index, weight, slice(step * size, (step + 1) * size), k, f"{purpose} {step}", augment)
+
+    def _gather(
+        self, index: Tensor, weight: Tensor, columns: slice, k: int, purpose: str, augment: Augmentation | None
+    ) -> Batch:
+        chosen, data = index[:k, columns], self.federation.data
+        key = keys.fold(self._key[:k], purpose)
+        x = data.inputs(chosen, self.dtype)
+        if augment is not None:
+            x = augment(x, key)
+        return Batch(x, data.targets(chosen, self.dtype), weight[:k, columns], key)

@@ -1,0 +1,260 @@
+"""The simulator: all clients in one process, on one device, in chunks that are computed as one batch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from consilience.algorithms.base import Algorithm
+from consilience.cohort import Cohort
+from consilience.data.federation import Federation
+from consilience.engines.states import States
+from consilience.engines.work import Share, chunks, compute, part_of
+from consilience.engines.workers import Pool, can_fork
+from consilience.errors import ConfigError, nearest
+from consilience.records import Tree, nbytes, rows
+from consilience.task import Task
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
+_PROBE_STEPS = 3
+_CHUNK_BYTES = 1 << 30
+_WORTH_COMPILING = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients are computed: `chunk` at once (1: one after the other) in each of `workers` processes.
+    Plans differ in speed, and in results by rounding only."""
+
+    chunk: int
+    workers: int = 1
+    compile: bool = False
+    why: str = "given"
+
+    def __str__(self) -> str:
+        how = "one by one" if self.chunk == 1 else f"vectorised, chunks of {self.chunk}"
+        parts = [how, *([f"{self.workers} workers"] if self.workers > 1 else []), *(["compiled"] * self.compile)]
+        return f"{', '.join(parts)} ({self.why})"
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Where and how to simulate. What is None is chosen: `chunk` and `workers` by timing a few steps of the real work,
+    `compile` by what it would save over the planned rounds on a GPU (on a CPU it is off unless asked for).
+
+    `precision` is float32, float64, or bf16: networks compute in bfloat16, weights and updates stay float32.
+    """
+
+    device: str | None = None
+    chunk: int | None = None
+    workers: int | None = None
+    compile: bool | None = None
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"unknown precision {self.precision!r}; {nearest(self.precision, PRECISIONS)}")
+        for name in ("chunk", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+
+    def open(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        federation: Federation,
+        *,
+        seed: int,
+        cohort: int,
+        rounds: int,
+        plan: Plan | None = None,
+    ) -> Session:
+        """Make ready for the rounds of one algorithm. A `plan` from an earlier session is followed, not chosen."""
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return Session(self, torch.device(device), algorithm, task, federation, seed, cohort, rounds, plan)
+
+
+class Session:
+    """The device's copy of the data, the prepared task, and the workers: everything that rounds share."""
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        device: torch.device,
+        algorithm: Algorithm,
+        task: Task,
+        federation: Federation,
+        seed: int,
+        cohort: int,
+        rounds: int,
+        plan: Plan | None,
+    ) -> None:
+        self._simulator, self._algorithm, self._seed, self._rounds = simulator, algorithm, seed, rounds
+        self.federation = federation.to(device)
+        self.cohort = min(cohort, len(federation))
+        self.task = self._prepare(task, device, Plan(chunk=self.cohort))
+        self._given, self._pool = plan, None
+        self.plan: Plan | None = None
+        self._host_task = task
+
+    def _prepare(self, task: Task, device: torch.device, plan: Plan) -> Task:
+        precision = self._simulator.precision
+        return task.prepare(
+            device, PRECISIONS[precision], compile=plan.compile, bf16=precision == "bf16", chunk=plan.chunk
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def settle(self, server: Tree, states: States, ids: Tensor) -> Plan:
+        """Choose the plan (by timing, unless given) and start the workers; once, before the first round."""
+        if self.plan is None:
+            ids = self._longest_first(ids)
+            self.plan = self._given or self._choose(server, states, ids)
+            self.task = self._prepare(self._host_task, self.task.device, self.plan)
+            if self.plan.workers > 1:
+                self._pool = Pool(self.plan.workers, self._group)
+        return self.plan
+
+    def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
+        """All of a round's clients: (their share, bytes sent down). Commits the accepted clients' new states."""
+        self.settle(server, states, ids)
+        ids = self._longest_first(ids)
+        message, kept = self._algorithm.message(server, ids), states.gather(ids)
+        if self._pool is None:
+            share = self._group(ids, message, kept, round)
+        else:
+            share = self._pool.run(ids, message, kept, round, self._algorithm.additive)
+        states.commit(torch.tensor(share.accepted, dtype=torch.int64), share.states, round)
+        shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
+        return _by_id(share, self._algorithm.additive), shared * len(ids) + own
+
+    def _longest_first(self, ids: Tensor) -> Tensor:
+        return ids[self.federation.sizes[ids].argsort(descending=True, stable=True)]
+
+    def _cohort(self, ids: Tensor, round: int, limit: int | None = None) -> Cohort:
+        return Cohort(
+            self.federation,
+            ids,
+            round=round,
+            round_size=self.cohort,
+            seed=self._seed,
+            dtype=self.task.dtype,
+            static=self.task.compiled,
+            augment=self.task.augment,
+            limit=limit,
+        )
+
+    def _group(self, ids: Tensor, message: Tree, states: Tree, round: int) -> Share:
+        """Some of a round's clients in this process, chunk by chunk: memory does not grow with their number."""
+        assert self.plan is not None
+        share = Share()
+        for part in chunks(ids, self.plan.chunk):
+            done = compute(
+                self._algorithm, self.task, part_of(message, part), rows(states, part), self._cohort(ids[part], round)
+            )
+            share = share.merge(done, self._algorithm.additive)
+        return share
+
+    def _choose(self, server: Tree, states: States, ids: Tensor) -> Plan:
+        if self.task.device.type != "cpu":
+            return self._choose_on_device(server, states, ids)
+        wanted, compile = self._simulator, bool(self._simulator.compile)
+        cores = torch.get_num_threads()
+        counts = [wanted.workers] if wanted.workers else [1, cores] if can_fork() and cores > 1 else [1]
+        counts = sorted({min(count, len(ids)) for count in counts})
+        if wanted.chunk and len(counts) == 1:
+            return Plan(wanted.chunk, counts[0], compile)
+        times: dict[tuple[int, int], float] = {}
+        best = float("inf")
+        for chunk in [wanted.chunk] if wanted.chunk else self._sizes(len(ids), max(counts)):
+            for workers in counts:
+                if chunk <= -(-len(ids) // workers) or wanted.chunk:
+                    times[chunk, workers] = self._time(server, states, ids[:chunk], workers) / workers
+            latest = min((t for (c, _), t in times.items() if c == chunk), default=best)
+            best = min(best, latest)
+            if latest > 1.5 * best:  # larger chunks will not be better
+                break
+        chunk, workers = min(times, key=lambda plan: times[plan])
+        timing = ", ".join(f"{c}×{w}: {1e3 * t:.2g}" for (c, w), t in times.items())
+        return Plan(chunk, workers, compile, f"ms a client step by chunk×workers: {timing}")
+
+    def _sizes(self, clients: int, workers: int) -> Iterator[int]:
+        """Chunks worth timing: one by one, then by fours, up to a worker's whole share or what memory allows."""
+        bytes_a_client = 6 * self.task.size * self.task.dtype.itemsize
+        most = max(1, min(clients, _CHUNK_BYTES // bytes_a_client))
+        sizes = {1, most, min(most, -(-clients // workers)), *(4**i for i in range(1, 8) if 4**i < most)}
+        return iter(sorted(sizes))
+
+    def _time(self, server: Tree, states: States, ids: Tensor, workers: int) -> float:
+        """Seconds of one local step of one client, as measured for the clients `ids` together."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(max(1, before // workers))
+        try:
+            message, kept = self._algorithm.message(server, ids), states.gather(ids)
+            seconds = []
+            for _ in range(3):  # the first warms up
+                start = time.perf_counter()
+                compute(self._algorithm, self.task, message, kept, self._cohort(ids, 0, _PROBE_STEPS))
+                seconds.append(time.perf_counter() - start)
+            return min(seconds[1:]) / len(ids) / _PROBE_STEPS
+        finally:
+            torch.set_num_threads(before)
+
+    def _choose_on_device(self, server: Tree, states: States, ids: Tensor) -> Plan:
+        """On a GPU: the largest chunk that fits, compiled if the planned rounds are worth the wait."""
+        chunk = self._simulator.chunk or len(ids)
+        while True:
+            try:
+                seconds = self._time_whole(server, states, ids[:chunk])
+                break
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                if chunk == 1:
+                    raise
+                chunk = -(-chunk // 2)
+        planned = seconds * -(-len(ids) // chunk) * self._rounds
+        compile = self._simulator.compile
+        if compile is None:
+            compile = planned > _WORTH_COMPILING
+        return Plan(chunk, 1, compile, f"{planned:.0f} s of uncompiled work planned")
+
+    def _time_whole(self, server: Tree, states: States, ids: Tensor) -> float:
+        message, kept = self._algorithm.message(server, ids), states.gather(ids)
+        start = time.perf_counter()
+        compute(self._algorithm, self.task, message, kept, self._cohort(ids, 0))
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+def _by_id(share: Share, additive: bool) -> Share:
+    """Methods that see updates one by one see them in the order of client ids, whatever the plan was."""
+    if additive or not share.accepted:
+        return share
+    order = torch.tensor(share.accepted).argsort()
+    update = rows(share.update, order)
+    notes = {name: value[order] for name, value in share.notes.items()}
+    accepted = [share.accepted[i] for i in order.tolist()]
+    return replace(share, update=update, accepted=accepted, notes=notes, states=rows(share.states, order))
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """For a run's record, so that a resumed run follows the same plan."""
+    return asdict(plan)
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

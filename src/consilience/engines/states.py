@@ -1,0 +1,124 @@
+"""Clients' states between rounds: on the host, never on the device; only a round's clients travel there."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from consilience.errors import CheckpointError, RecordError
+from consilience.files import write_atomically
+from consilience.records import Tree, check, pack, rows, stack, to, unpack
+
+Fresh = Callable[[Tensor], Tree]
+
+
+class States(ABC):
+    """The states of all clients. A client that never took part has the state that `fresh(ids)` makes."""
+
+    def __init__(self, fresh: Fresh) -> None:
+        self._fresh = fresh
+
+    def gather(self, ids: Tensor) -> Tree:
+        """The states of `ids`, stacked; None for a stateless method."""
+        template = to(self._fresh(ids), "cpu")
+        if template is None:
+            return None
+        return stack([self._read(int(c), rows(template, i)) for i, c in enumerate(ids)])
+
+    def commit(self, ids: Tensor, states: Tree, round: int) -> None:
+        """Keep the new states of clients whose updates were accepted, after a check of shapes and dtypes."""
+        if states is None:
+            return
+        check(states, to(self._fresh(ids), "cpu"), "client state")
+        for i, client in enumerate(ids.tolist()):
+            self._write(client, rows(states, i), round)
+
+    @abstractmethod
+    def _read(self, client: int, fresh: Tree) -> Tree: ...
+
+    @abstractmethod
+    def _write(self, client: int, state: Tree, round: int) -> None: ...
+
+    @abstractmethod
+    def snapshot(self) -> Tree:
+        """What a checkpoint must hold."""
+
+    @abstractmethod
+    def restore(self, saved: Tree) -> None:
+        """Back to a snapshot."""
+
+    def forget(self, keep: list[Tree]) -> None:
+        """Drop what none of the snapshots `keep` needs."""
+
+
+class InMemory(States):
+    """One row a client that took part; a checkpoint holds them all."""
+
+    def __init__(self, fresh: Fresh) -> None:
+        super().__init__(fresh)
+        self._rows: dict[int, Tree] = {}
+
+    def _read(self, client: int, fresh: Tree) -> Tree:
+        return self._rows.get(client, fresh)
+
+    def _write(self, client: int, state: Tree, round: int) -> None:
+        self._rows[client] = state
+
+    def snapshot(self) -> Tree:
+        """(ids, stacked rows), or None before anybody had a state."""
+        if not self._rows:
+            return None
+        clients = sorted(self._rows)
+        return torch.tensor(clients), stack([self._rows[c] for c in clients])
+
+    def restore(self, saved: Tree) -> None:
+        """The rows of a snapshot."""
+        self._rows = {} if saved is None else {c: rows(saved[1], i) for i, c in enumerate(saved[0].tolist())}
+
+
+class OnDisk(States):
+    """One immutable file a client and round, for states that outgrow memory. The checkpoint holds the map
+    client → round; a file that a checkpoint names is never written again, so a kill cannot tear them apart."""
+
+    def __init__(self, fresh: Fresh, folder: Path) -> None:
+        super().__init__(fresh)
+        self._folder = folder
+        self._round: dict[int, int] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, client: int, round: int) -> Path:
+        return self._folder / f"{client}-{round}.safetensors"
+
+    def _read(self, client: int, fresh: Tree) -> Tree:
+        if client not in self._round:
+            return fresh
+        path = self._path(client, self._round[client])
+        try:
+            return unpack(path.read_bytes(), like=fresh)
+        except (OSError, RecordError) as error:
+            raise CheckpointError(f"the state of client {client} cannot be read from {path}: {error}") from error
+
+    def _write(self, client: int, state: Tree, round: int) -> None:
+        write_atomically(self._path(client, round), pack(state))
+        self._round[client] = round
+
+    def snapshot(self) -> Tree:
+        """The map as a tensor [clients, 2]."""
+        return torch.tensor(sorted(self._round.items()), dtype=torch.int64).view(-1, 2)
+
+    def restore(self, saved: Tree) -> None:
+        """The map of a snapshot; None (a run that had none yet) is the empty map."""
+        self._round = {} if saved is None else dict(saved.tolist())
+
+    def forget(self, keep: list[Tree]) -> None:
+        """Delete files that no kept checkpoint names and the running map does not need."""
+        needed = {tuple(pair) for saved in keep for pair in saved.tolist()} | set(self._round.items())
+        wanted = {self._path(*pair).name for pair in needed}
+        for entry in os.scandir(self._folder):
+            if entry.name not in wanted:
+                os.unlink(entry.path)

@@ -1,0 +1,118 @@
+"""A share of a round: what any engine does with a group of clients, whoever and wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from consilience import guards
+from consilience.algorithms.base import Algorithm
+from consilience.cohort import Cohort
+from consilience.errors import ClientError, ConsilienceError
+from consilience.records import Addressed, Tree, add, leaves, nbytes, rows, to, tree_map
+from consilience.task import Task
+
+
+@dataclass
+class Share:
+    """What a group of clients produced. `update` is summed over accepted clients for additive methods, else it has
+    a row for each of `accepted`; `states` and `notes` have a row for each of `accepted`."""
+
+    update: Tree = None
+    states: Tree = None
+    accepted: list[int] = field(default_factory=list)
+    rejected: dict[int, str] = field(default_factory=dict)
+    notes: dict[str, Tensor] = field(default_factory=dict)
+    guards: dict[str, int] = field(default_factory=dict)
+    bytes_up: int = 0
+
+    def merge(self, other: Share, additive: bool) -> Share:
+        """Both groups together."""
+        if not other.accepted:
+            update, states, notes = self.update, self.states, self.notes
+        elif not self.accepted:
+            update, states, notes = other.update, other.states, other.notes
+        else:
+            update = add(self.update, other.update) if additive else _join(self.update, other.update)
+            states = _join(self.states, other.states)
+            notes = {name: torch.cat([value, other.notes[name]]) for name, value in self.notes.items()}
+        counts = {g: self.guards.get(g, 0) + other.guards.get(g, 0) for g in {**self.guards, **other.guards}}
+        return Share(
+            update,
+            states,
+            self.accepted + other.accepted,
+            self.rejected | other.rejected,
+            notes,
+            counts,
+            self.bytes_up + other.bytes_up,
+        )
+
+
+def _join(a: Tree, b: Tree) -> Tree:
+    return tree_map(lambda x, y: torch.cat([x, y]), a, b)
+
+
+def chunks(ids: Tensor, size: int) -> Iterator[slice]:
+    """Consecutive groups of at most `size`."""
+    return (slice(start, start + size) for start in range(0, len(ids), size))
+
+
+def compute(
+    algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort
+) -> Share:
+    """Run `local` for a cohort, refuse non-finite updates one by one, and sum what is left.
+
+    Refused rows are dropped by selection: 0 · NaN is NaN, so a weight of zero would not do."""
+    name = cohort.federation.name
+    try:
+        with guards.watch() as counts:
+            update, new_states = algorithm.local(task, to(message, task.device), to(states, task.device), cohort)
+    except (ConsilienceError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        who = ", ".join(name(int(c)) for c in cohort.ids[:3]) + (", …" if len(cohort) > 3 else "")
+        raise ClientError(who, cohort.round, "local", f"{type(error).__name__}: {error}") from error
+    up, rejected = nbytes(update), _not_finite(update, new_states, cohort)
+    accepted = [int(c) for c in cohort.ids]
+    notes = {key: value.detach().reshape(len(cohort)).cpu() for key, value in cohort.notes.items()}
+    if rejected:
+        kept = torch.tensor([i for i, c in enumerate(accepted) if c not in rejected], dtype=torch.int64)
+        accepted = [accepted[i] for i in kept.tolist()]
+        update, new_states = rows((update, new_states), kept.to(task.device))
+        notes = {key: value[kept] for key, value in notes.items()}
+    if algorithm.additive:
+        update = tree_map(lambda leaf: leaf.sum(0), update)
+    acted = {key: int(value) for key, value in counts.items() if int(value)}
+    return Share(update, to(new_states, "cpu"), accepted, rejected, notes, acted, up)
+
+
+def rows_of(notes: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """The rows `index` of every note."""
+    return {name: value[index] for name, value in notes.items()}
+
+
+def _not_finite(update: Tree, states: Tree, cohort: Cohort) -> dict[int, str]:
+    """The clients with a number that is not finite, and the first field where it is."""
+    fields = [("update", *named) for named in leaves(update)] + [("state", *named) for named in leaves(states)]
+    fine = torch.stack(
+        [
+            # The largest absolute value is finite just when all are; one pass, no mask in memory.
+            torch.linalg.vector_norm(leaf.reshape(len(cohort), -1), float("inf"), dim=1).isfinite()
+            for _, _, leaf in fields
+        ]
+    )
+    if bool(fine.all()):
+        return {}
+    rejected = {}
+    for k in (~fine.all(0)).nonzero().flatten().tolist():
+        kind, name, _ = fields[int((~fine[:, k]).nonzero()[0])]
+        rejected[int(cohort.ids[k])] = f"its {kind}'s {name} is not finite"
+    return rejected
+
+
+def part_of(message: Tree, index: slice | Tensor) -> Tree:
+    """The message for some of the clients it was made for."""
+    return Addressed(message.shared, rows(message.own, index)) if isinstance(message, Addressed) else message

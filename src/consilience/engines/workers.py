@@ -1,0 +1,125 @@
+"""Worker processes of the simulator on CPU: forked, so that nothing needs to be serialised but messages.
+
+Two processes of one thread each beat one process of two threads on small networks: a thread pool meets after every
+little operation, processes meet once a round. What travels is packed records over pipes, never pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import torch
+from torch import Tensor
+
+from consilience.engines.work import Share, part_of
+from consilience.errors import ClientError, ConsilienceError
+from consilience.records import Tree, notes, pack, rows, unpack
+
+Group = Callable[[Tensor, Tree, Tree, int], Share]
+
+
+def can_fork() -> bool:
+    """Whether a forked child could compute: not beside a GPU, whose driver and autograd threads do not survive it."""
+    return sys.platform == "linux" and not torch.cuda.is_available()
+
+
+class Pool:
+    """`count` forked copies of this process, each ready to run `group(ids, message, states, round)`."""
+
+    def __init__(self, count: int, group: Group) -> None:
+        context = multiprocessing.get_context("fork")
+        self._members: list[tuple[BaseProcess, Connection]] = []
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            inherited = [ours, *(connection for _, connection in self._members)]
+            process = context.Process(target=_serve, args=(theirs, inherited, group), daemon=True)
+            process.start()
+            theirs.close()
+            self._members.append((process, ours))
+
+    def run(self, ids: Tensor, message: Tree, states: Tree, round: int, additive: bool) -> Share:
+        """Deal the clients out like cards and merge the shares in the order of workers, so that sums do not depend
+        on who is done first."""
+        hands = [slice(w, None, len(self._members)) for w in range(len(self._members))]
+        busy = [(hand, member) for hand, member in zip(hands, self._members, strict=True) if len(ids[hand])]
+        for hand, (_, connection) in busy:
+            request = (ids[hand], part_of(message, hand), rows(states, hand))
+            connection.send_bytes(pack(request, round=str(round)))
+        share = Share()
+        for _, (process, connection) in busy:
+            try:
+                reply = connection.recv_bytes()
+            except EOFError:
+                process.join(1)
+                raise ConsilienceError(
+                    f"a worker process ended with exit code {process.exitcode} in round {round}; if memory ran out, "
+                    "use fewer workers or a smaller chunk"
+                ) from None
+            share = share.merge(_unpack_share(reply), additive)
+        return share
+
+    def close(self) -> None:
+        """End the workers."""
+        for process, connection in self._members:
+            connection.close()
+            process.join(1)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(connection: Connection, inherited: list[Connection], group: Group) -> None:
+    """A worker's life: until the parent hangs up, or dies, which closes the pipe just as well."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except EOFError:
+            os._exit(0)
+        try:
+            ids, message, states = unpack(request)
+            reply = _pack_share(group(ids, message, states, int(notes(request)["round"])))
+        except ClientError as error:
+            reply = pack(None, client=json.dumps([error.client, error.round, error.stage, error.reason]))
+        except Exception as error:
+            reply = pack(None, error=f"{type(error).__name__}: {error}")
+        connection.send_bytes(reply)
+
+
+def _pack_share(share: Share) -> bytes:
+    facts = {
+        "accepted": share.accepted,
+        "rejected": list(share.rejected.items()),
+        "notes": list(share.notes),
+        "guards": share.guards,
+        "bytes_up": share.bytes_up,
+    }
+    return pack((share.update, share.states, tuple(share.notes.values())), share=json.dumps(facts))
+
+
+def _unpack_share(reply: bytes) -> Share:
+    header = notes(reply)
+    if "client" in header:
+        raise ClientError(*json.loads(header["client"]))
+    if "error" in header:
+        raise ConsilienceError(header["error"])
+    facts = json.loads(header["share"])
+    update, states, values = unpack(reply)
+    return Share(
+        update,
+        states,
+        facts["accepted"],
+        dict(facts["rejected"]),
+        dict(zip(facts["notes"], values, strict=True)),
+        facts["guards"],
+        facts["bytes_up"],
+    )

@@ -1,0 +1,5 @@
+"""What a client does with its data."""
+
+from consilience.inference.sgd import SGD
+
+__all__ = ["SGD"]

@@ -1,0 +1,126 @@
+"""Server optimisers (Reddi et al., 2021): the fused update is an ascent direction, its step is adaptive.
+
+They act on any record leaf by leaf: on weights for FedAvg, on natural parameters for Bayesian methods.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilience.errors import ConfigError
+from consilience.records import Tree, record, tree_map
+
+
+@record
+class Moments:
+    """Running averages of the direction and of its square; None where an optimiser has no need of one."""
+
+    first: Tree
+    second: Tree
+
+
+class ServerOptimizer(ABC):
+    """A step along a direction: pure, its memory is a record."""
+
+    @abstractmethod
+    def start(self, value: Tree) -> Moments:
+        """The memory before the first round."""
+
+    @abstractmethod
+    def step(self, value: Tree, direction: Tree, memory: Moments) -> tuple[Tree, Moments]:
+        """The value after one step, and the memory of it."""
+
+
+@dataclass(frozen=True)
+class Momentum(ServerOptimizer):
+    """m ← ρ m + Δ, x ← x + lr · m. With the defaults, x ← x + Δ: plain averaging."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or not 0 <= self.momentum < 1:
+            raise ConfigError(f"lr must be positive and momentum in [0, 1), got {self.lr} and {self.momentum}")
+
+    def start(self, value: Tree) -> Moments:
+        """No memory without momentum."""
+        return Moments(tree_map(torch.zeros_like, value) if self.momentum else None, None)
+
+    def step(self, value: Tree, direction: Tree, memory: Moments) -> tuple[Tree, Moments]:
+        """A step along the running sum."""
+        first = direction
+        if self.momentum:
+            first = tree_map(lambda m, d: self.momentum * m + d, memory.first, direction)
+        moved = tree_map(lambda x, m: x + self.lr * m, value, first)
+        return moved, Moments(first if self.momentum else None, None)
+
+
+@dataclass(frozen=True)
+class Adaptive(ServerOptimizer):
+    """m ← β₁ m + (1 − β₁) Δ, x ← x + lr · m / (√v + eps), without bias correction; kinds differ in v."""
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    eps: float = 1e-3
+    accumulator: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or self.eps <= 0 or not 0 <= self.beta1 < 1 or self.accumulator < 0:
+            raise ConfigError(
+                "lr and eps must be positive, beta1 in [0, 1) and accumulator not negative, "
+                f"got lr={self.lr}, eps={self.eps}, beta1={self.beta1}, accumulator={self.accumulator}"
+            )
+
+    @abstractmethod
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """The next v from Δ²."""
+
+    def start(self, value: Tree) -> Moments:
+        """m = 0, v = accumulator."""
+        return Moments(
+            tree_map(torch.zeros_like, value), tree_map(lambda x: torch.full_like(x, self.accumulator), value)
+        )
+
+    def step(self, value: Tree, direction: Tree, memory: Moments) -> tuple[Tree, Moments]:
+        """A step along m, scaled by 1/√v."""
+        first = tree_map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, memory.first, direction)
+        second = tree_map(lambda v, d: self.second(v, d.square()), memory.second, direction)
+        moved = tree_map(lambda x, m, v: x + self.lr * m / (v.sqrt() + self.eps), value, first, second)
+        return moved, Moments(first, second)
+
+
+@dataclass(frozen=True)
+class Adam(Adaptive):
+    """v ← β₂ v + (1 − β₂) Δ²."""
+
+    beta2: float = 0.99
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """An exponential average."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class Yogi(Adaptive):
+    """v ← v − (1 − β₂) Δ² sign(v − Δ²): moves by Δ² at most, so v falls slowly."""
+
+    beta2: float = 0.99
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """A step of size (1 − β₂) Δ² towards Δ²."""
+        return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+
+@dataclass(frozen=True)
+class AdaGrad(Adaptive):
+    """v ← v + Δ², and no momentum by default."""
+
+    beta1: float = 0.0
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """A running sum."""
+        return v + square
