@@ -1,1 +1,23 @@
-"""Data."""
+"""Data sets, who holds what of them, and how they are shared out and augmented."""
+
+from consilience.data import augment, partition
+from consilience.data.augment import Compose, Crop, Flip
+from consilience.data.dataset import Data, Dataset
+from consilience.data.federation import Federation
+from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, image_parquet, load
+
+__all__ = [
+    "DATASETS",
+    "HEART_FEATURES",
+    "Compose",
+    "Crop",
+    "Data",
+    "Dataset",
+    "Federation",
+    "Flip",
+    "augment",
+    "heart_disease",
+    "image_parquet",
+    "load",
+    "partition",
+]

@@ -1,0 +1,107 @@
+"""Augmentation of a cohort's images: [K, B, C, H, W] with one key a client, so that a client's images are
+the same whoever is computed beside it.
+
+Augmentations see normalised inputs: padding by zero is padding by the data set's mean.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from consilience import keys
+from consilience.errors import ConfigError, DataError
+
+
+class Augmentation(Protocol):
+    """A random change in training and its fixed counterpart in evaluation."""
+
+    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
+        """Images [K, B, C, H, W], changed at random by keys [K] on the same device."""
+
+    def evaluation(self, x: Tensor) -> Tensor:
+        """Images [..., C, H, W] as the model sees them in evaluation."""
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A random `size` × `size` window of the image padded by `padding` zeros on each side;
+    in evaluation the window in the centre."""
+
+    size: int
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.padding < 0:
+            raise ConfigError(f"Crop needs size ≥ 1 and padding ≥ 0, got size={self.size}, padding={self.padding}")
+
+    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
+        """Images [K, B, C, H, W] to [K, B, C, size, size]."""
+        self._check(x)
+        x = F.pad(x, (self.padding,) * 4)
+        clients, batch, channels, height, width = x.shape
+        corners = _uniform(self, key, 2 * batch).view(clients, batch, 2)
+        window = torch.arange(self.size, device=x.device)
+        rows = (corners[..., 0] * (height - self.size + 1)).long()[..., None] + window
+        columns = (corners[..., 1] * (width - self.size + 1)).long()[..., None] + window
+        x = x.gather(3, rows[:, :, None, :, None].expand(-1, -1, channels, -1, width))
+        return x.gather(4, columns[:, :, None, None, :].expand(-1, -1, channels, self.size, -1))
+
+    def evaluation(self, x: Tensor) -> Tensor:
+        """Images [..., H, W] to [..., size, size]."""
+        self._check(x)
+        height, width = x.shape[-2:]
+        top, left = (height - self.size) // 2, (width - self.size) // 2
+        # Negative padding cuts off.
+        return F.pad(x, (-left, self.size - width + left, -top, self.size - height + top))
+
+    def _check(self, x: Tensor) -> None:
+        height, width = x.shape[-2:]
+        if self.size > min(height, width) + 2 * self.padding:
+            raise DataError(
+                f"Crop(size={self.size}, padding={self.padding}) is larger than images of {width}×{height}"
+            )
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Left and right exchanged with probability one half; nothing in evaluation."""
+
+    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
+        """Images [K, B, C, H, W], some of them mirrored."""
+        flipped = _uniform(self, key, x.shape[1]) < 0.5
+        return torch.where(flipped[..., None, None, None], x.flip(-1), x)
+
+    def evaluation(self, x: Tensor) -> Tensor:
+        """The images as they are."""
+        return x
+
+
+@dataclass(frozen=True)
+class Compose:
+    """One augmentation after the other. The position enters the key, so the same one may occur twice."""
+
+    steps: tuple[Augmentation, ...]
+
+    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
+        """Images [K, B, C, H, W] through every step."""
+        for position, step in enumerate(self.steps):
+            x = step(x, keys.mix(key ^ position))
+        return x
+
+    def evaluation(self, x: Tensor) -> Tensor:
+        """Images [..., C, H, W] through every step's evaluation."""
+        for step in self.steps:
+            x = step.evaluation(x)
+        return x
+
+
+def _uniform(augmentation: Augmentation, key: Tensor, count: int) -> Tensor:
+    """[K, count] in [0, 1) of the augmentation's own sub-key: number b belongs to image b for any batch."""
+    own = keys.mix(key ^ zlib.crc32(type(augmentation).__name__.encode()))
+    return keys.uniform(own, count, torch.float32)

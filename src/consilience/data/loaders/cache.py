@@ -1,0 +1,67 @@
+"""Decoded images are kept beside the user's other caches, so that fifty thousand JPEGs are decoded once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+Images = tuple[Tensor, str]
+"""Images [N, C, H, W] and the formats they were stored in."""
+
+
+def cached(source: Path, column: str, rows: int, decode: Callable[[], Images]) -> Images:
+    """`decode()`, or what it gave for the same file (path, size, time of change) before.
+
+    The cache is a convenience: a folder that cannot be written or an entry that cannot be read costs time,
+    never the load.
+    """
+    entry = _entry(source, column)
+    if entry is None:
+        return decode()
+    found = _read(entry, rows)
+    if found is None:
+        found = decode()
+        _write(entry, *found)
+    return found
+
+
+def _entry(source: Path, column: str) -> Path | None:
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # no home folder
+        return None
+    stat = source.stat()
+    identity = f"{source.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}\n{column}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:20]
+    return Path(base) / "consilience" / f"{source.stem}-{digest}.safetensors"
+
+
+def _read(entry: Path, rows: int) -> Images | None:
+    try:
+        with safe_open(entry, framework="pt") as file:
+            images, forms = file.get_tensor("images"), file.metadata()["formats"]
+    except (OSError, SafetensorError, KeyError, TypeError):
+        return None
+    return (images, forms) if len(images) == rows else None
+
+
+def _write(entry: Path, images: Tensor, forms: str) -> None:
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        handle, beside = tempfile.mkstemp(dir=entry.parent, prefix=entry.stem)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(save({"images": images}, {"formats": forms}))
+            os.replace(beside, entry)
+        except BaseException:
+            os.unlink(beside)
+            raise
+    except OSError:
+        pass

@@ -1,0 +1,46 @@
+"""Finding and reading data files, and what to say when one is missing or damaged."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from consilience.errors import DataError
+
+
+def data_root(root: str | Path | None) -> Path:
+    """The folder that holds one folder a data set."""
+    return Path(root or os.environ.get("CONSILIENCE_DATA") or "data").expanduser()
+
+
+def missing(name: str, file: str, folder: Path, source: str) -> DataError:
+    """A file that is not there: which one, where it was looked for, where to get it, how to set the folder."""
+    return DataError(
+        f"{name} needs the file {file}, which is not in {folder.absolute()}: get it from {source} and put it "
+        f"there, or set the environment variable CONSILIENCE_DATA to the folder that holds {name}/"
+    )
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes, unpacked if they are gzip's: what counts is the content, for browsers
+    unpack downloads and leave the name as it was."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is a damaged or truncated gzip file ({error}); get it again") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def normalisation(mean: Sequence[float], std: Sequence[float], top: float = 255.0) -> tuple[Tensor, Tensor]:
+    """(scale, shift) [C, 1, 1] such that x · scale + shift = (x / top − mean) / std."""
+    centre = torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1)
+    spread = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
+    return (1 / (top * spread)).float(), (-centre / spread).float()
