@@ -106,7 +106,10 @@ class Cohort:
                     return
                 self._steps_left -= 1
             k = int((self._sizes > step * size).sum())
-            yield k, self._gather(index, weight, slice(step * size, (step + 1) * size), k, f"{purpose} {step}", augment)
+            yield (
+                k,
+                self._gather(index, weight, slice(step * size, (step + 1) * size), k, f"{purpose} {step}", augment),
+            )
 
     def _gather(
         self, index: Tensor, weight: Tensor, columns: slice, k: int, purpose: str, augment: Augmentation | None

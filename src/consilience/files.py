@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+CHECKPOINTS = 2  # kept at any time: the newest, and one to fall back on
+
 
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Write beside, flush to the disk, rename over: a kill at any instant leaves the old file or the new one."""

@@ -93,7 +93,8 @@ class Gaussian:
         """Λ⁻¹η."""
         q = self.proper()
         if q.full:
-            return torch.cholesky_solve(q.eta.unsqueeze(-1), torch.linalg.cholesky(q.lam)).squeeze(-1)
+            solution: Tensor = torch.cholesky_solve(q.eta.unsqueeze(-1), torch.linalg.cholesky(q.lam))
+            return solution.squeeze(-1)
         return q.eta / q.lam
 
     @property
@@ -124,9 +125,7 @@ class Gaussian:
         """KL(self ‖ other) = ½[tr(Λ_o Λ⁻¹) − P + (μ_o − μ)ᵀΛ_o(μ_o − μ) + ln|Λ| − ln|Λ_o|], [...]."""
         q, p = self.proper(), other.proper()
         if q.full or p.full:
-            q, p = (
-                g if g.full else Gaussian(g.eta, torch.diag_embed(g.lam.expand_as(g.eta))) for g in (q, p)
-            )
+            q, p = (g if g.full else Gaussian(g.eta, torch.diag_embed(g.lam.expand_as(g.eta))) for g in (q, p))
             trace = (torch.cholesky_inverse(torch.linalg.cholesky(q.lam)) * p.lam).sum((-2, -1))
         else:
             trace = (p.lam / q.lam).expand_as(q.eta).sum(-1)
@@ -142,4 +141,5 @@ class Gaussian:
         if not q.full:
             return q.mean + noise * q.lam.rsqrt()
         root = torch.linalg.cholesky(q.lam)  # Λ = LLᵀ, so L⁻ᵀ z has covariance Λ⁻¹
-        return q.mean + torch.linalg.solve_triangular(root.mT, noise.unsqueeze(-1), upper=True).squeeze(-1)
+        spread: Tensor = torch.linalg.solve_triangular(root.mT, noise.unsqueeze(-1), upper=True)
+        return q.mean + spread.squeeze(-1)

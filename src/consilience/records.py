@@ -37,9 +37,7 @@ def record(cls: type[T]) -> type[T]:
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     known = _types.get(cls.__name__)
     if known is not None and known.__module__ != cls.__module__:
-        raise RecordError(
-            f"two record types are called {cls.__name__!r}: in {known.__module__} and {cls.__module__}"
-        )
+        raise RecordError(f"two record types are called {cls.__name__!r}: in {known.__module__} and {cls.__module__}")
     _types[cls.__name__] = cls
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     register_pytree_node(
@@ -165,9 +163,7 @@ def _describe(tree: Tree) -> Any:
 
 def pack(tree: Tree, **note: str) -> bytes:
     """Safetensors bytes; the header holds the structure and whatever `note` says."""
-    arrays = {
-        name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in leaves(tree)
-    }
+    arrays = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in leaves(tree)}
     return write_arrays(arrays, metadata={"record": json.dumps(_describe(tree)), **note})
 
 
@@ -203,20 +199,14 @@ def _build(structure: Any, arrays: dict[str, Tensor], path: str) -> Tree:
     if structure == "tensor":
         return arrays[path or "value"]
     if isinstance(structure, list):
-        return tuple(
-            _build(part, arrays, f"{path}.{i}" if path else str(i)) for i, part in enumerate(structure)
-        )
+        return tuple(_build(part, arrays, f"{path}.{i}" if path else str(i)) for i, part in enumerate(structure))
     name, fields = structure["type"], structure["fields"]
     if name not in _types:
         raise RecordError(f"unknown record type {name!r}; {nearest(name, _types)}")
     expected = [field.name for field in dataclasses.fields(_types[name])]
     if list(fields) != expected:
-        raise RecordError(
-            f"record {name} has fields {', '.join(fields)} where {', '.join(expected)} were expected"
-        )
-    return _types[name](
-        **{key: _build(part, arrays, f"{path}.{key}" if path else key) for key, part in fields.items()}
-    )
+        raise RecordError(f"record {name} has fields {', '.join(fields)} where {', '.join(expected)} were expected")
+    return _types[name](**{key: _build(part, arrays, f"{path}.{key}" if path else key) for key, part in fields.items()})
 
 
 def check(value: Tree, like: Tree, what: str = "record") -> None:
@@ -225,9 +215,7 @@ def check(value: Tree, like: Tree, what: str = "record") -> None:
         raise RecordError(f"{what}: expected {_name(like)}, got {_name(value)}")
     for (name, got), (_, wanted) in zip(leaves(value), leaves(like), strict=True):
         if got.shape != wanted.shape:
-            raise RecordError(
-                f"{what}: {name} has shape {tuple(got.shape)} where {tuple(wanted.shape)} was expected"
-            )
+            raise RecordError(f"{what}: {name} has shape {tuple(got.shape)} where {tuple(wanted.shape)} was expected")
         if got.dtype != wanted.dtype:
             raise RecordError(f"{what}: {name} is {got.dtype} where {wanted.dtype} was expected")
 

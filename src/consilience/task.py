@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
@@ -53,7 +53,7 @@ class _Part:
 
     def __call__(self, theta: Tensor, args: tuple[Any, ...], key: Tensor | None) -> Any:
         # One split, so that the gradient comes back as one concatenation and not as a sum of padded slices.
-        flat = theta[self.slice].split(self.sizes) if self.sizes else ()
+        flat = theta[self.slice].split_with_sizes(self.sizes) if self.sizes else ()
         tensors: dict[str, Tensor] = {
             name: part.view(shape) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
         }
@@ -151,7 +151,13 @@ class Task(ABC):
         """This task on a device: what an engine calls. With `bf16` the network computes in bfloat16 while weights,
         losses and updates stay in `dtype`. `chunk` is the largest cohort, which fixes the compiled sizes."""
         new = self._changed()
-        new.device, new.dtype, new.compiled, new.bf16, new.chunk = torch.device(device), dtype, compile, bf16, chunk
+        new.device, new.dtype, new.compiled, new.bf16, new.chunk = (
+            torch.device(device),
+            dtype,
+            compile,
+            bf16,
+            chunk,
+        )
         new._parts = copy.deepcopy(self._parts)
         for part in new._parts.values():
             for module in (part.module, part.training):
@@ -202,7 +208,8 @@ class Task(ABC):
 
         y = self.draw(self.apply_one(theta, batch.x), keys.mix(batch.key ^ 0x5EED)).detach()
         gradients = vmap(grad(example), in_dims=(None, 0, 0))(theta, batch.x, y)
-        return batch.w @ gradients.square() / batch.w.sum().clamp_min(1e-12)
+        total: Tensor = batch.w @ gradients.square()
+        return total / batch.w.sum().clamp_min(1e-12)
 
     def gradient(self, loss: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
         """For `loss(task, θ, *own, *shared)` of one client: (gradient in θ [K, P], loss [K]) of a cohort,
@@ -235,7 +242,7 @@ class Task(ABC):
     def release(self, theta: Tensor) -> nn.Module:
         """The user's module with the weights θ, ready for use without this library."""
         module, part = copy.deepcopy(self.module), self._parts[MAIN]
-        for p, value in zip(module.parameters(), theta[part.slice].split(part.sizes), strict=True):
+        for p, value in zip(module.parameters(), theta[part.slice].split_with_sizes(part.sizes), strict=True):
             p.data = value.view(p.shape).to(p.device, p.dtype).clone()
         return module.requires_grad_(True)
 
@@ -355,7 +362,9 @@ class Classification(Task):
     def fits(self, output: Tensor, data: Dataset) -> None:
         """Labels must be integers below the number of outputs."""
         if data.y.dim() != 1 or data.y.is_floating_point():
-            raise DataError(f"{data.name}: classification needs integer labels [N], got {data.y.dtype} {data.y.dim()}-d")
+            raise DataError(
+                f"{data.name}: classification needs integer labels [N], got {data.y.dtype} {data.y.dim()}-d"
+            )
         low, high, outputs = int(data.y.min()), int(data.y.max()), output.shape[-1]
         if output.dim() != 2 or not 0 <= low <= high < outputs:
             raise DataError(

@@ -63,9 +63,7 @@ class Crop:
     def _check(self, x: Tensor) -> None:
         height, width = x.shape[-2:]
         if self.size > min(height, width) + 2 * self.padding:
-            raise DataError(
-                f"Crop(size={self.size}, padding={self.padding}) is larger than images of {width}×{height}"
-            )
+            raise DataError(f"Crop(size={self.size}, padding={self.padding}) is larger than images of {width}×{height}")
 
 
 @dataclass(frozen=True)

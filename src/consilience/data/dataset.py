@@ -65,6 +65,7 @@ class Dataset:
             self,
             x=self.x.to(device),
             y=self.y.to(device),
+            groups={name: column.to(device) for name, column in self.groups.items()},
             scale=None if self.scale is None else self.scale.to(device),
             shift=None if self.shift is None else self.shift.to(device),
         )

@@ -93,9 +93,7 @@ class Federation:
 
     def pooled(self) -> Federation:
         """The same examples at one client: what nobody may do in practice, and the bound to compare with."""
-        return replace(
-            self, offsets=torch.tensor([0, self.examples]), names=("pooled",), how=f"{self.how}, pooled"
-        )
+        return replace(self, offsets=torch.tensor([0, self.examples]), names=("pooled",), how=f"{self.how}, pooled")
 
     def split(self, share: float, seed: int = 0) -> tuple[Federation, Federation]:
         """Hold out `share` of every client's examples (rounded down): (kept, held out), same clients."""

@@ -170,9 +170,7 @@ def by_group(data: Dataset, group: str, minimum: int = 0) -> Federation:
     sizes = np.bincount(column, minlength=len(names))
     kept = sizes >= minimum
     if not kept.any():
-        raise DataError(
-            f"no {group} of {data.name} has {minimum} examples; the largest has {sizes.max(initial=0)}"
-        )
+        raise DataError(f"no {group} of {data.name} has {minimum} examples; the largest has {sizes.max(initial=0)}")
     if not kept.all():
         rows = np.flatnonzero(kept[column])
         data = data.subset(torch.from_numpy(rows))

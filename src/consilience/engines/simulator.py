@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -101,7 +100,8 @@ class Session:
         self.federation = federation.to(device)
         self.cohort = min(cohort, len(federation))
         self.task = self._prepare(task, device, Plan(chunk=self.cohort))
-        self._given, self._pool = plan, None
+        self._given = plan
+        self._pool: Pool | None = None
         self.plan: Plan | None = None
         self._host_task = task
 
@@ -163,7 +163,11 @@ class Session:
         share = Share()
         for part in chunks(ids, self.plan.chunk):
             done = compute(
-                self._algorithm, self.task, part_of(message, part), rows(states, part), self._cohort(ids[part], round)
+                self._algorithm,
+                self.task,
+                part_of(message, part),
+                rows(states, part),
+                self._cohort(ids[part], round),
             )
             share = share.merge(done, self._algorithm.additive)
         return share
@@ -253,8 +257,3 @@ def _by_id(share: Share, additive: bool) -> Share:
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """For a run's record, so that a resumed run follows the same plan."""
     return asdict(plan)
-
-
-def cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

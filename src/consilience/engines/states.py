@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from consilience.errors import CheckpointError, RecordError
-from consilience.files import write_atomically
+from consilience.files import CHECKPOINTS, write_atomically
 from consilience.records import Tree, check, pack, rows, stack, to, unpack
 
 Fresh = Callable[[Tensor], Tree]
@@ -52,8 +53,8 @@ class States(ABC):
     def restore(self, saved: Tree) -> None:
         """Back to a snapshot."""
 
-    def forget(self, keep: list[Tree]) -> None:
-        """Drop what none of the snapshots `keep` needs."""
+    def forget(self, saved: Tree) -> None:  # noqa: B027 (most have nothing to drop)
+        """`saved` is now in a checkpoint: drop what neither it nor the checkpoint before needs."""
 
 
 class InMemory(States):
@@ -89,6 +90,7 @@ class OnDisk(States):
         super().__init__(fresh)
         self._folder = folder
         self._round: dict[int, int] = {}
+        self._kept: deque[Tensor] = deque(maxlen=CHECKPOINTS)
         folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, client: int, round: int) -> Path:
@@ -114,11 +116,12 @@ class OnDisk(States):
     def restore(self, saved: Tree) -> None:
         """The map of a snapshot; None (a run that had none yet) is the empty map."""
         self._round = {} if saved is None else dict(saved.tolist())
+        self._kept = deque([] if saved is None else [saved], maxlen=CHECKPOINTS)
 
-    def forget(self, keep: list[Tree]) -> None:
-        """Delete files that no kept checkpoint names and the running map does not need."""
-        needed = {tuple(pair) for saved in keep for pair in saved.tolist()} | set(self._round.items())
-        wanted = {self._path(*pair).name for pair in needed}
+    def forget(self, saved: Tree) -> None:
+        """Delete files that none of the kept checkpoints names."""
+        self._kept.append(saved)
+        wanted = {self._path(*pair).name for kept in self._kept for pair in kept.tolist()}
         for entry in os.scandir(self._folder):
             if entry.name not in wanted:
                 os.unlink(entry.path)

@@ -60,9 +60,7 @@ def chunks(ids: Tensor, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(ids), size))
 
 
-def compute(
-    algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort
-) -> Share:
+def compute(algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort) -> Share:
     """Run `local` for a cohort, refuse non-finite updates one by one, and sum what is left.
 
     Refused rows are dropped by selection: 0 · NaN is NaN, so a weight of zero would not do."""

@@ -185,9 +185,7 @@ def _decode_all(path: Path, image: str) -> Images:
         raise DataError(f"{path} holds no rows")
     shape = np.broadcast_shapes(*{array.shape for array in arrays})
     images = np.stack([np.broadcast_to(array, shape) for array in arrays])
-    return torch.from_numpy(images).contiguous(), " ".join(
-        sorted(forms)
-    )  # numpy keeps pillow's channels-last order
+    return torch.from_numpy(images).contiguous(), " ".join(sorted(forms))  # numpy keeps pillow's channels-last order
 
 
 def _decode(path: Path, row: int, encoded: object) -> tuple[npt.NDArray[np.uint8], str]:

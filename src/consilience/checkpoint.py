@@ -1,0 +1,166 @@
+"""Run directories: what a run is, what came of it, and where to go on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from consilience.data.federation import Federation
+from consilience.errors import CheckpointError, RecordError
+from consilience.files import CHECKPOINTS, write_atomically
+from consilience.records import Tree, notes, pack, record, unpack
+from consilience.task import Task
+
+log = logging.getLogger("consilience")
+
+
+@record
+class Saved:
+    """All that a run needs to go on: randomness is a function of the round, so it needs no saving."""
+
+    server: Tree
+    states: Tree
+
+
+def describe(component: Any) -> Any:
+    """A frozen component as plain data: {"name": class, field: value, …}."""
+    if is_dataclass(component) and not isinstance(component, type):
+        parts = {field.name: describe(getattr(component, field.name)) for field in fields(component)}
+        return {"name": type(component).__name__, **parts}
+    if isinstance(component, list | tuple):
+        return [describe(part) for part in component]
+    return component if isinstance(component, bool | int | float | str | None) else repr(component)
+
+
+def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, seed: int, precision: str) -> Any:
+    """What must be the same for a run to be the same run."""
+    return {
+        "algorithm": describe(algorithm),
+        "task": {
+            "kind": task.kind,
+            "parameters": task.size,
+            "module": str(task.module),
+            "weights": _crc(task.initial()),
+        },
+        "augmentation": describe(task.augment),
+        "federation": {
+            "clients": len(federation),
+            "examples": federation.examples,
+            "partition": _crc(federation.order, federation.offsets),
+            "labels": _crc(federation.data.y),
+        },
+        "cohort": cohort,
+        "seed": seed,
+        "precision": precision,
+    }
+
+
+def _crc(*tensors: Tensor) -> int:
+    value = 0
+    for tensor in tensors:
+        value = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), value)
+    return value
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
+    return [] if old == new else [f"{path} is {old!r} there and {new!r} here"]
+
+
+class RunDirectory:
+    """The files of one run. Nothing is written over: an old run is resumed or refused."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def exists(self) -> bool:
+        """Whether a run lives here."""
+        return (self.path / "run.json").exists()
+
+    def create(self, facts: dict[str, Any]) -> None:
+        """Begin a run."""
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        self.write_facts(facts)
+
+    def write_facts(self, facts: dict[str, Any]) -> None:
+        """run.json."""
+        write_atomically(self.path / "run.json", json.dumps(facts, indent=1, ensure_ascii=False))
+
+    def facts(self) -> dict[str, Any]:
+        """run.json, as it was written."""
+        try:
+            facts: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.path} is not a run directory: {error}") from error
+        return facts
+
+    def must_match(self, new: Any) -> None:
+        """Refuse to go on with another run."""
+        different = _differences(self.facts()["identity"], json.loads(json.dumps(new)))
+        if different:
+            raise CheckpointError(
+                f"{self.path} holds another run: {'; '.join(different[:3])}. Choose another directory, or its settings"
+            )
+
+    def save(self, round: int, saved: Saved) -> None:
+        """A checkpoint after `round`; the newest two are kept."""
+        write_atomically(self._checkpoints / f"round-{round:07d}.safetensors", pack(saved, round=str(round)))
+        for old in self._newest_first()[CHECKPOINTS:]:
+            old.unlink()
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self._checkpoints.glob("round-*.safetensors"), reverse=True)
+
+    def _read(self, path: Path) -> tuple[int, Saved] | None:
+        try:
+            data = path.read_bytes()
+            saved = unpack(data)
+        except (RecordError, OSError) as error:
+            log.warning("checkpoint %s cannot be read (%s); falling back to the one before", path, error)
+            return None
+        return (int(notes(data)["round"]), saved) if isinstance(saved, Saved) else None
+
+    def latest(self) -> tuple[int, Saved] | None:
+        """The newest checkpoint that can be read, with its round; None where there is none."""
+        paths = self._newest_first()
+        for path in paths:
+            found = self._read(path)
+            if found is not None:
+                return found
+            path.rename(path.with_suffix(".damaged"))
+        if paths:
+            raise CheckpointError(f"none of the {len(paths)} checkpoints in {self._checkpoints} can be read")
+        return None
+
+    def append(self, line: dict[str, Any]) -> None:
+        """One round's metrics."""
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def history(self, up_to: int | None = None) -> list[dict[str, Any]]:
+        """The metrics of all rounds, or of those up to `up_to`, in which case later lines are taken off the file:
+        they belong to rounds that will be run again."""
+        path = self.path / "metrics.jsonl"
+        lines = []
+        for text in path.read_text().splitlines() if path.exists() else []:
+            try:
+                lines.append(json.loads(text))
+            except ValueError:  # a line cut short by a kill
+                break
+        if up_to is None:
+            return lines
+        kept = [line for line in lines if line["round"] <= up_to]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+        return kept

@@ -1,0 +1,87 @@
+"""Evaluation: a belief about the weights, turned into predictions and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.data.dataset import Dataset
+from consilience.data.federation import Federation
+from consilience.gaussian import Gaussian
+from consilience.metrics import reliability
+from consilience.records import Point
+from consilience.task import Task
+
+Belief = Gaussian | Point
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of the point prediction and, where there is a posterior, of the posterior-averaged one; per client
+    when the test data says who holds it."""
+
+    point: dict[str, float]
+    marginal: dict[str, float] | None
+    clients: list[dict[str, Any]]
+    reliability: dict[str, Any] | None
+    marginal_reliability: dict[str, Any] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the report reads it."""
+        marginal = None
+        if self.marginal is not None:
+            marginal = {"metrics": self.marginal, "reliability": self.marginal_reliability}
+        point = {"metrics": self.point, "reliability": self.reliability}
+        return {"point": point, "marginal": marginal, "clients": self.clients}
+
+
+def predict(task: Task, belief: Belief, data: Dataset, index: Tensor, samples: int = 0, batch: int = 1000) -> Tensor:
+    """Predictive means for rows `index`: of the mean weights, or averaged over `samples` draws of the posterior."""
+    draws = list(belief.sample(samples)) if samples and isinstance(belief, Gaussian) else [belief.mean]
+    out = []
+    for start in range(0, len(index), batch):
+        x = data.inputs(index[start : start + batch].to(data.x.device), task.dtype).to(task.device)
+        out.append(torch.stack([task.predict(theta, x) for theta in draws]).mean(0))
+    return torch.cat(out)
+
+
+def evaluate(
+    task: Task,
+    belief: Belief | Callable[[int], Belief],
+    test: Dataset | Federation,
+    samples: int = 10,
+) -> Evaluation:
+    """Score a belief on test data. For a Federation, `belief` may be a function of the client, and every client's
+    examples are predicted by its own belief; the overall scores then pool all predictions."""
+    if isinstance(test, Dataset):
+        parts, data, names = [torch.arange(len(test))], test, None
+    else:
+        parts, data = [test.indices(c) for c in range(len(test))], test.data
+        names = [test.name(c) for c in range(len(test))]
+    beliefs = [belief(c) if callable(belief) else belief for c in range(len(parts))]
+    bayesian = all(isinstance(b, Gaussian) for b in beliefs)
+    point = [predict(task, b, data, part) for b, part in zip(beliefs, parts, strict=True) if len(part)]
+    averaged = [
+        predict(task, b, data, part, samples) for b, part in zip(beliefs, parts, strict=True) if bayesian and len(part)
+    ]
+    truth = [data.targets(part.to(data.y.device), task.dtype).to(task.device) for part in parts if len(part)]
+    clients: list[dict[str, Any]] = []
+    if names is not None:
+        named = [(name, len(part)) for name, part in zip(names, parts, strict=True) if len(part)]
+        clients = [
+            {"name": name, "examples": size, "metrics": task.scores(p, y)}
+            for (name, size), p, y in zip(named, point, truth, strict=True)
+        ]
+    everything = torch.cat(truth)
+    scores, bins = _score(task, torch.cat(point), everything)
+    marginal, marginal_bins = _score(task, torch.cat(averaged), everything) if averaged else (None, None)
+    return Evaluation(scores, marginal, clients, bins, marginal_bins)
+
+
+def _score(task: Task, prediction: Tensor, y: Tensor) -> tuple[dict[str, float], dict[str, Any] | None]:
+    bins = asdict(reliability(prediction, y)) if task.kind == "classification" else None
+    return task.scores(prediction, y), bins
