@@ -1,0 +1,16 @@
+"""How good are predictions, and how honest: scores, calibration, and what tables need to know of them."""
+
+from consilience.metrics.calibration import Reliability, reliability
+from consilience.metrics.scores import classification, entropy, multilabel, regression
+from consilience.metrics.summary import direction, spread
+
+__all__ = [
+    "Reliability",
+    "classification",
+    "direction",
+    "entropy",
+    "multilabel",
+    "regression",
+    "reliability",
+    "spread",
+]

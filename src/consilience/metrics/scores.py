@@ -1,0 +1,110 @@
+"""Scores of a set of predictions, as a dict of plain numbers. All averages are over examples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from consilience.errors import DataError
+from consilience.metrics.calibration import reliability
+
+# The smallest normal float32: a probability of exactly 0 costs 87.3 nats, not infinity.
+TINY = torch.finfo(torch.float32).tiny
+
+
+def classification(probs: Tensor, y: Tensor) -> dict[str, float]:
+    """Accuracy, NLL −log p(y), ECE (15 bins, top label) and Brier score Σ_c (p_c − 1[y = c])².
+
+    `probs` [N, C] sums to one over classes, `y` [N] holds class indices.
+    """
+    if probs.dim() != 2 or y.shape != probs.shape[:1]:
+        raise DataError(
+            f"probabilities must be [N, C] and labels [N], got {list(probs.shape)} and {list(y.shape)}"
+        )
+    _check_not_empty(y)
+    if not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
+        raise DataError(f"labels must lie in 0..{probs.shape[1] - 1}, found {int(y.min())}..{int(y.max())}")
+    probs = _at_least_float32(probs)
+    true = probs.gather(1, y[:, None]).squeeze(1)
+    # Σ_c (p_c − 1[y = c])² = Σ_c p_c² − 2 p_y + 1 would cancel near 0, so subtract first.
+    error = probs.scatter_add(1, y[:, None], -torch.ones_like(true)[:, None])
+    return {
+        "accuracy": (probs.argmax(dim=1) == y).float().mean().item(),
+        "nll": -true.clamp(min=TINY).log().mean().item(),
+        "ece": reliability(probs, y).ece,
+        "brier": error.square().sum(dim=1).mean().item(),
+    }
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """−Σ_c p_c log p_c of every row, in nats; the classes are the last axis."""
+    terms: Tensor = torch.special.entr(_at_least_float32(probs))
+    return terms.sum(dim=-1)
+
+
+def regression(mean: Tensor, y: Tensor, variance: Tensor | None = None) -> dict[str, float]:
+    """MSE, RMSE, MAE and R² (averaged over outputs); with a predictive variance, Gaussian NLL per output.
+
+    R² is nan where it has no meaning: a target that does not vary.
+    """
+    if mean.shape != y.shape:
+        # [N, 1] against [N] would broadcast to [N, N] and give a plausible number.
+        raise DataError(f"predictions and targets differ in shape: {list(mean.shape)} and {list(y.shape)}")
+    _check_not_empty(y)
+    mean, y = _at_least_float32(mean), _at_least_float32(y)
+    error = (y - mean).flatten(1) if y.dim() > 1 else (y - mean)[:, None]
+    target = y.reshape(error.shape)
+    varies = (target != target[0]).any(dim=0)
+    share = error.square().sum(dim=0) / (target - target.mean(dim=0)).square().sum(dim=0)
+    mse = error.square().mean().item()
+    scores = {
+        "mse": mse,
+        "rmse": math.sqrt(mse),
+        "mae": error.abs().mean().item(),
+        "r2": (1 - share).mean().item() if bool(varies.all()) else math.nan,
+    }
+    if variance is not None:
+        # A variance of 0 is a claim of certainty: finite, so that it can be written and averaged.
+        spread = _at_least_float32(variance).expand_as(mean).reshape(error.shape).clamp(min=1e-12)
+        scores["nll"] = 0.5 * ((2 * math.pi * spread).log() + error.square() / spread).mean().item()
+    return scores
+
+
+def multilabel(probs: Tensor, y: Tensor) -> dict[str, float]:
+    """Micro-averaged precision, recall and F1, macro F1 over labels, all at p > 0.5, and NLL per label.
+
+    A ratio 0/0 (a label that is never set nor predicted) counts as 0.
+    """
+    if probs.dim() != 2 or probs.shape != y.shape:
+        raise DataError(
+            f"probabilities and labels must be [N, L], got {list(probs.shape)} and {list(y.shape)}"
+        )
+    _check_not_empty(y)
+    probs, truth = _at_least_float32(probs), y > 0.5
+    chosen = probs > 0.5
+    hits, predicted, actual = (flags.sum(dim=0).double() for flags in (chosen & truth, chosen, truth))
+    likelihood = torch.where(truth, probs, 1 - probs)
+    return {
+        "precision": _ratio(hits.sum(), predicted.sum()).item(),
+        "recall": _ratio(hits.sum(), actual.sum()).item(),
+        "micro_f1": _ratio(2 * hits.sum(), (predicted + actual).sum()).item(),
+        "macro_f1": _ratio(2 * hits, predicted + actual).mean().item(),
+        "nll": -likelihood.clamp(min=TINY).log().mean().item(),
+    }
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, 0 where both are."""
+    return part / whole.clamp(min=1)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    """Half precision and integers as float32; float64 stays."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _check_not_empty(y: Tensor) -> None:
+    if y.numel() == 0:
+        raise DataError("there are no examples to score")
