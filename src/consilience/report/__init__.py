@@ -1,0 +1,35 @@
+"""A run or a comparison as one HTML file that needs nothing else: to read, to send, to show."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from consilience.errors import ConsilienceError
+
+__all__ = ["write_report"]
+
+
+def write_report(directory: Path) -> Path:
+    """Write `report.html` into a run or comparison directory, whole or not at all, and return its path.
+
+    The page is a function of the files that are there: no clock, no network, the same bytes every time.
+    """
+    # Matplotlib and jinja2 take longer to import than a page to write; only reports pay for them.
+    from consilience.report.comparison import comparison_page
+    from consilience.report.page import render
+    from consilience.report.run import run_page
+
+    directory = Path(directory)
+    if (directory / "comparison.json").is_file():
+        page = comparison_page(directory)
+    elif (directory / "run.json").is_file():
+        page = run_page(directory)
+    else:
+        raise ConsilienceError(
+            f"{directory} is neither a run (it has no run.json) nor a comparison (it has no comparison.json)"
+        )
+    target, draft = directory / "report.html", directory / "report.html.part"
+    draft.write_text(render(page), encoding="utf-8")
+    os.replace(draft, target)
+    return target

@@ -1,0 +1,254 @@
+"""Figures as inline SVG. Colours are placeholders that become CSS variables, so one figure serves
+light and dark pages; text stays text, so it takes the page's font and can be searched and copied."""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, PercentFormatter
+
+from consilience.metrics import Reliability
+
+INK, MUTED, GRID, PAPER = "#010101", "#010102", "#010103", "#010104"
+SERIES = tuple(f"#01020{i}" for i in range(8))
+SHADES = tuple(f"#01030{i}" for i in range(4))
+CSS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+CSS |= {colour: f"var(--s{i})" for i, colour in enumerate(SERIES)}
+CSS |= {colour: f"var(--k{i})" for i, colour in enumerate(SHADES)}
+# An image cannot hold a variable: a mid-tone whose opacity varies reads on white and on black.
+HEAT = (0x2B / 255, 0x7B / 255, 0xBA / 255)
+
+SMALL, WIDE = (3.9, 2.75), (12.0, 3.2)
+FEW = 12
+STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": GRID,
+    "axes.grid": True,
+    "axes.labelcolor": MUTED,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "font.size": 9.5,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",
+    # A client may be called "$x"; no name is a formula.
+    "text.parse_math": False,
+    "xtick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.color": GRID,
+    "ytick.labelcolor": MUTED,
+    "ytick.left": False,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: `low` and `high`, if given, bound its band."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: int = 0
+    dashed: bool = False
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+def curves(title: str, lines: Sequence[Line], unit: str | None = None) -> str:
+    """Curves over rounds; on a log axis where an early peak would flatten all that follows."""
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for line in lines:
+            dash = (0, (3, 2)) if line.dashed else "-" if line.colour < len(SERIES) else (0, (1, 1))
+            mark: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.x) <= 12 else {}
+            axes.plot(line.x, line.y, color=_series(line.colour), linestyle=dash, **mark)
+            if line.low is not None and line.high is not None:
+                axes.fill_between(line.x, line.low, line.high, color=_series(line.colour), alpha=0.16, lw=0)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set_xlabel("round")
+        axes.margins(x=0.02)
+        if unit:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(EngFormatter(unit=unit, sep=" "))
+        elif is_peaked(lines):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_title(f"{title} (log scale)")
+            return
+        axes.set_title(title)
+
+    return _draw(title, SMALL, paint)
+
+
+def is_peaked(lines: Sequence[Line]) -> bool:
+    """Whether the largest value is out of all proportion to the usual one."""
+    values = np.array([value for line in lines for value in line.y if math.isfinite(value)])
+    return bool(len(values) and values.min() > 0 and values.max() > 30 * np.median(values))
+
+
+def is_few(names: Sequence[str]) -> bool:
+    """Whether the clients fit into a small figure."""
+    return len(names) <= FEW
+
+
+def stacked_bars(title: str, names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """Examples of each client, one shade a class: for few classes, or for none (one column)."""
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        table = np.asarray(counts, dtype=float).T
+        base = np.cumsum(table, axis=0) - table
+        for kind, (height, bottom) in enumerate(zip(table, base, strict=True)):
+            style: dict[str, Any] = {"color": SHADES[kind], "edgecolor": PAPER, "linewidth": 0.6}
+            axes.bar(range(len(names)), height, 0.82, bottom, **style)
+        _name_clients(axes, names)
+        axes.grid(axis="x", visible=False)
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_title(title)
+
+    return _draw(title, SMALL if is_few(names) else WIDE, paint)
+
+
+def heat_map(title: str, names: Sequence[str], classes: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """Share of each class at each client as the strength of one colour, with the clients' sizes above."""
+    table = np.asarray(counts, dtype=float).T
+    share = table / np.maximum(table.sum(axis=0), 1)
+
+    def paint(figure: Figure) -> None:
+        top, axes = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
+        top.bar(range(len(names)), table.sum(axis=0), 0.82, color=MUTED, alpha=0.5)
+        top.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+        top.yaxis.set_major_formatter("{x:,.0f}")
+        top.grid(axis="x", visible=False)
+        top.tick_params(bottom=False)
+        top.set_title(title)
+        image = np.empty((*share.shape, 4))
+        image[..., :3] = HEAT
+        # A power below one keeps small shares visible.
+        image[..., 3] = (share / max(share.max(), 1e-9)) ** 0.75
+        axes.imshow(image, aspect="auto", interpolation="none")
+        axes.grid(visible=False)
+        axes.vlines(np.arange(len(names) - 1) + 0.5, -0.5, len(classes) - 0.5, PAPER, linewidth=1)
+        axes.hlines(np.arange(len(classes) - 1) + 0.5, -0.5, len(names) - 0.5, PAPER, linewidth=1)
+        axes.spines[:].set_visible(False)
+        _name_clients(axes, names)
+        step = math.ceil(len(classes) / 24)
+        axes.set_yticks(range(0, len(classes), step), [_clip(name) for name in classes[::step]])
+
+    width = SMALL[0] if is_few(names) else WIDE[0]
+    return _draw(title, (width, 2.2 + min(0.19 * len(classes), 4.5)), paint)
+
+
+def reliability(title: str, diagram: Reliability, colour: int = 0) -> str:
+    """Accuracy by confidence against the diagonal, and below it how many predictions each bin holds."""
+
+    def paint(figure: Figure) -> None:
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
+        filled = [bin for bin, count in enumerate(diagram.count) if count]
+        left = [diagram.edges[bin] for bin in filled]
+        width = [diagram.edges[bin + 1] - diagram.edges[bin] for bin in filled]
+        accuracy = [diagram.accuracy[bin] for bin in filled]
+        bars: dict[str, Any] = {"align": "edge", "color": _series(colour), "edgecolor": PAPER, "linewidth": 0.6}
+        top.bar(left, accuracy, width, alpha=0.4, **bars)
+        top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
+        marks = [diagram.confidence[bin] for bin in filled]
+        top.plot(marks, accuracy, color=_series(colour), marker="o", markersize=3.5, linewidth=1.4)
+        top.set(ylim=(0, 1.02), xlim=(0, 1), ylabel="accuracy")
+        top.tick_params(bottom=False)
+        top.text(0.04, 0.9, f"ECE {diagram.ece:.3f}", color=INK, fontsize=10, transform=top.transAxes)
+        top.set_title(_clip(title, 40))
+        total = sum(diagram.count)
+        bottom.bar(left, [diagram.count[bin] / total for bin in filled], width, alpha=0.8, **bars)
+        bottom.yaxis.set_major_locator(MaxNLocator(2))
+        bottom.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        bottom.set(xlabel="confidence")
+
+    return _draw(title, (3.9, 3.7), paint)
+
+
+def dots(title: str, names: Sequence[str], groups: Sequence[Sequence[tuple[float, float] | None]]) -> str:
+    """A row a client, a dot a method (in order of colour), its mean with ± one standard deviation."""
+    pitch = max(0.34, 0.11 * len(groups))
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for group, points in enumerate(groups):
+            shift = (group - (len(groups) - 1) / 2) * 0.72 / max(len(groups), 1)
+            found = [(row + shift, *point) for row, point in enumerate(points) if point is not None]
+            y, mean, std = zip(*found, strict=True) if found else ((), (), ())
+            style: dict[str, Any] = {"fmt": "o", "markersize": 4, "elinewidth": 1.3, "color": _series(group)}
+            axes.errorbar(mean, y, xerr=std, **style)
+        axes.hlines(np.arange(len(names) - 1) + 0.5, 0, 1, GRID, transform=axes.get_yaxis_transform(), lw=0.8)
+        axes.grid(axis="y", visible=False)
+        axes.set_yticks(range(len(names)), [_clip(name) for name in names])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set_title(title)
+
+    return _draw(title, (SMALL[0], 0.75 + pitch * len(names)), paint)
+
+
+def _name_clients(axes: Axes, names: Sequence[str]) -> None:
+    """Every name while they fit, then every fifth or so."""
+    step = max(1, math.ceil(len(names) / 30))
+    labels = [_clip(name) for name in names[::step]]
+    slant: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    crowded = sum(len(label) + 2 for label in labels) > (45 if is_few(names) else 150)
+    axes.set_xticks(range(0, len(names), step), labels, **(slant if crowded else {}))
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set_xlabel("client")
+
+
+def _clip(name: str, limit: int = 22) -> str:
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def _series(index: int) -> str:
+    return SERIES[index % len(SERIES)]
+
+
+def _draw(title: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> str:
+    """Paint a figure and return it as an SVG element that fits into a page among others.
+
+    Ids are hashed with the kind and title: unlike within a page, alike from one writing to the next.
+    """
+    with mpl.rc_context({**STYLE, "svg.hashsalt": f"{paint.__qualname__} {title}"}), warnings.catch_warnings():
+        # A script that the layout font lacks is still drawn by the browser, which has more fonts.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure = Figure(figsize=size, layout="constrained")
+        paint(figure)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    svg = out.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # Tags only: a client may be called "font-family", and its name is to stay as it is.
+    svg = re.sub(r"<[^<>]*>", lambda tag: _tidy(tag[0]), svg)
+    size_in_points = re.compile(r' width="[\d.]+pt" height="[\d.]+pt"')
+    return size_in_points.sub(f' role="img" aria-label="{html.escape(title)}"', svg, count=1).strip()
+
+
+def _tidy(tag: str) -> str:
+    """A tag without what the page knows better: the font, group ids, the sixth decimal, fixed colours."""
+    tag = re.sub(r'^<g id="[^"]*"', "<g", tag)
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+    tag = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]).replace(" \n", " "), tag)
+    return re.sub(r"#0[0-9a-f]{5}\b", lambda colour: CSS.get(colour[0], colour[0]), tag)

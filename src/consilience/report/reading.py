@@ -1,0 +1,83 @@
+"""What run and comparison directories hold."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consilience.errors import ConsilienceError
+from consilience.metrics import Reliability
+from consilience.report import text
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run directory holds."""
+
+    config: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    evaluation: dict[str, Any]
+
+    @classmethod
+    def read(cls, directory: Path) -> RunFiles:
+        """Read a run directory; a round that was written twice (after a resume) counts as written last."""
+        rounds = {line["round"]: line for line in read_lines(directory / "metrics.jsonl")}
+        path = directory / "evaluation.json"
+        evaluation = read_json(path) if path.is_file() else {}
+        return cls(read_json(directory / "run.json"), [rounds[key] for key in sorted(rounds)], evaluation)
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A table of the configuration, empty if it is not there."""
+        return self.config.get(name) or {}
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return str(self.part("algorithm").get("name", "run"))
+
+    def curve(self, metric: str, kind: str = "point") -> tuple[list[int], list[float]]:
+        """A metric by round: the training loss, or an evaluation of the point model or posterior average."""
+        key = "eval" if kind == "point" else kind
+        source = [(line["round"], line if metric == "loss" else line.get(key) or {}) for line in self.rounds]
+        pairs = [(at, values[metric]) for at, values in source if text.is_number(values.get(metric))]
+        return [at for at, _ in pairs], [value for _, value in pairs]
+
+    def curve_names(self) -> list[str]:
+        """Every metric that has a curve."""
+        scores = [line.get(key) or {} for line in self.rounds for key in ("eval", "marginal")]
+        losses = ["loss"] if any("loss" in line for line in self.rounds) else []
+        return text.in_order([*losses, *(metric for values in scores for metric in values)])
+
+    def diagram(self, kind: str) -> Reliability | None:
+        """The reliability diagram of the final evaluation."""
+        found = (self.evaluation.get(kind) or {}).get("reliability")
+        return (
+            Reliability(*(found[key] for key in ("edges", "confidence", "accuracy", "count"))) if found else None
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or a sentence about what is wrong with it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConsilienceError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConsilienceError(f"{path} must hold a JSON object, found {type(content).__name__}")
+    return content
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rounds of a JSON-lines file. A line that a killed run left unfinished is passed over: the
+    resumed run wrote that round again."""
+    found = []
+    # Not splitlines(): a name may hold U+2028, which is a line's end there but not in JSON.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
+        with suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and "round" in entry:
+                found.append(entry)
+    return found

@@ -1,0 +1,108 @@
+"""Numbers and names as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+SHORT = {
+    "accuracy": "accuracy",
+    "nll": "NLL",
+    "ece": "ECE",
+    "brier": "Brier",
+    "mse": "MSE",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
+    "micro_f1": "micro F1",
+    "macro_f1": "macro F1",
+}
+LONG = {
+    "loss": "Training loss",
+    "accuracy": "Accuracy",
+    "nll": "Negative log-likelihood",
+    "ece": "Expected calibration error",
+    "brier": "Brier score",
+    "mse": "Mean squared error",
+    "rmse": "Root mean squared error",
+    "mae": "Mean absolute error",
+    "r2": "R², share of variance explained",
+}
+NONE = "–"
+
+
+def short(metric: str) -> str:
+    """A metric in a table's head."""
+    return SHORT.get(metric, metric.replace("_", " "))
+
+
+def long(metric: str) -> str:
+    """A metric above its plot."""
+    name = LONG.get(metric, short(metric))
+    return name[:1].upper() + name[1:]
+
+
+def in_order(metrics: Iterable[str]) -> list[str]:
+    """Metrics without repeats, the usual ones first and the others as they came."""
+    found = list(dict.fromkeys(metrics))
+    return sorted(found, key=lambda metric: list(LONG).index(metric) if metric in LONG else len(LONG))
+
+
+def is_number(value: Any) -> bool:
+    """A finite number, and not a flag."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def decimals(values: Iterable[Any]) -> int:
+    """Decimals that give a column about four significant digits; none for whole numbers."""
+    numbers = [abs(float(value)) for value in values if is_number(value)]
+    if not numbers or all(value.is_integer() and value > 1 for value in numbers):
+        return 0
+    return max(0, 4 - sum(max(numbers) >= bound for bound in (1, 10, 100, 1000)))
+
+
+def fixed(value: Any, places: int) -> str:
+    """A number with a given number of decimals; a dash for what is none."""
+    return f"{value:,.{places}f}" if is_number(value) else NONE
+
+
+def number(value: Any) -> str:
+    """A number by itself."""
+    return fixed(value, decimals([value]))
+
+
+def data_size(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A time span in the two units that matter."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: 1 client, 1,200 clients."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def call(config: Any) -> str:
+    """Nested hyperparameters as the call that made them: FedEP(infer=Identity(scale=0.05), damping=None)."""
+    if isinstance(config, dict):
+        inner = ", ".join(f"{key}={call(value)}" for key, value in config.items() if key != "name")
+        return f"{config['name']}({inner})" if "name" in config else f"({inner})"
+    if isinstance(config, Sequence) and not isinstance(config, str):
+        return f"[{', '.join(call(item) for item in config)}]"
+    return str(config)

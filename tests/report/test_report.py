@@ -1,0 +1,325 @@
+"""Reports of synthetic runs and comparisons: what is shown, what is left out, and that nothing gets in or out."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consilience import metrics
+from consilience.errors import ConsilienceError
+from consilience.report import text, write_report
+
+HOSTILE = "<script>alert('x')</script>"
+AWKWARD = ['font-family: "x', 'x d="1.2345"', "$x_{", "東京"]
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes, and the text of every heading."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.headings: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "h2" and data.strip():
+            self.headings.append(data)
+
+
+def evaluation(seed: int = 0, marginal: bool = True, names: list[str] | None = None) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    probs = torch.softmax(2 * torch.randn(200, 3, generator=generator), dim=1)
+    y = torch.randint(3, (200,), generator=generator)
+    scored = {"metrics": metrics.classification(probs, y), "reliability": asdict(metrics.reliability(probs, y))}
+    clients = [{"name": name, "examples": 10, "metrics": scored["metrics"]} for name in names or ["0", "1"]]
+    return {"point": scored, "marginal": scored if marginal else None, "clients": clients}
+
+
+def make_run(directory: Path, clients: int = 5, classes: int = 3, rounds: int = 4, **federation: Any) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    counts = [[(3 * k + 5 * c) % 11 + 1 for c in range(classes)] for k in range(clients)]
+    fed = {
+        "data": "mnist",
+        "note": "",
+        "how": "Dirichlet over labels, α = 0.1",
+        "clients": clients,
+        "examples": sum(map(sum, counts)),
+        "names": None,
+        "sizes": [sum(row) for row in counts],
+        "classes": [str(c) for c in range(classes)],
+        "label_counts": counts,
+    }
+    config = {
+        "algorithm": {"name": "FedEP", "infer": {"name": "Identity", "scale": 0.05}, "damping": None},
+        "task": {"kind": "classification", "parameters": 159010, "module": "Linear(in_features=3)"},
+        "federation": fed | federation,
+        "rounds": rounds,
+        "cohort": 2,
+        "seed": 0,
+        "engine": "simulator: vectorised",
+        "versions": {"consilience": "0.1.0", "torch": "2.13"},
+    }
+    (directory / "run.json").write_text(json.dumps(config))
+    lines = [
+        {
+            "round": at,
+            "seconds": 0.5,
+            "clients": 2,
+            "loss": 1 / at,
+            "bytes_down": 1_000_000,
+            "bytes_up": 2_000_000,
+            "rejected": [{"client": "Basel", "reason": "not finite"}] if at == 2 else [],
+            "guards": {"precision floor": 3} if at > 2 else {},
+            "eval": {"accuracy": 1 - 0.5 / at, "nll": 1 / at},
+            "marginal": {"accuracy": 1 - 0.4 / at, "nll": 0.9 / at},
+        }
+        for at in range(1, rounds + 1)
+    ]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
+
+
+def make_comparison(directory: Path) -> Path:
+    runs, rows, per_client = [], [], []
+    for index, method in enumerate(["FedAvg", "FedEP"]):
+        for seed in range(2):
+            place = make_run(directory / "runs" / f"{method} {seed}")
+            (place / "evaluation.json").write_text(json.dumps(evaluation(seed, marginal=method == "FedEP")))
+            runs.append({"method": method, "seed": seed, "directory": f"runs/{method} {seed}"})
+        values = {
+            "accuracy": 0.9 + 0.01 * index,
+            "nll": 0.5 - 0.1 * index,
+            "ece": 0.02 + 0.01 * index,
+            "width": 100,
+        }
+        for metric, mean in values.items():
+            paper = 0.925 if metric == "accuracy" and index else None
+            rows.append({"method": method, "metric": metric, "mean": mean, "std": 0.003, "paper": paper, "n": 2})
+        for client in ("Basel", "Zürich"):
+            row = {"method": method, "client": client, "metric": "accuracy", "mean": 0.9, "std": 0.01}
+            per_client.append(row)
+    content = {
+        "title": "Two methods",
+        "text": "A paragraph.",
+        "command": "consilience reproduce hospitals",
+        "seconds": 41.0,
+        "rows": rows,
+        "per_client": per_client,
+        "runs": runs,
+    }
+    (directory / "comparison.json").write_text(json.dumps(content))
+    return directory
+
+
+def report(directory: Path) -> str:
+    path = write_report(directory)
+    assert path == directory / "report.html"
+    assert not list(directory.glob("*.part"))
+    return path.read_text(encoding="utf-8")
+
+
+def check_page(page: str) -> None:
+    """Self-contained, well formed enough, and without two elements of one id."""
+    assert page.lstrip().startswith("<!doctype html>")
+    parsed = Tags(page)
+    for _, attributes in parsed.tags:
+        for name in ("src", "href", "xlink:href"):
+            value = attributes.get(name) or ""
+            assert re.match(r"$|#|data:|\./", value), value
+    assert not re.search(r"url\(\s*['\"]?(?!#)", page)
+    assert "@import" not in page
+    ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    # Every reference inside a figure finds what it points to.
+    assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', page)) <= set(ids)
+
+
+def best_cells(page: str) -> list[str]:
+    return re.findall(r'class="best">([^<\s]*)', page)
+
+
+def test_a_run_shows_all_its_sections(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "evaluation.json").write_text(json.dumps(evaluation()))
+    page = report(run)
+    check_page(page)
+    assert Tags(page).headings == [
+        "What was run",
+        "Who holds what",
+        "Learning curves",
+        "Calibration",
+        "Clients",
+        "Communication",
+        "Configuration",
+    ]
+    for shown in (
+        "<h1>FedEP on mnist</h1>",
+        "FedEP(infer=Identity(scale=0.05), damping=None)",
+        "159,010 parameters",
+        "4 MB down, 8 MB up",
+        "2 s, 0.5 s a round",
+        "not finite",
+        "precision floor",
+        "Made with consilience 0.1.0, torch 2.13.",
+        "Posterior average",
+    ):
+        assert shown in page, shown
+
+
+def test_a_run_that_has_barely_begun_lacks_what_is_not_there(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", label_counts=None, sizes=None)
+    (run / "metrics.jsonl").unlink()
+    page = report(run)
+    check_page(page)
+    assert Tags(page).headings == ["What was run", "Configuration"]
+    assert "0 of 4 rounds" in page
+
+
+def test_an_empty_configuration_still_gives_a_page(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    check_page(report(tmp_path))
+
+
+def test_without_classes_the_sizes_are_shown(tmp_path: Path) -> None:
+    page = report(make_run(tmp_path, label_counts=None))
+    assert "its height the number of its examples." in page
+
+
+@pytest.mark.parametrize("classes", [2, 4, 5, 62])
+def test_few_classes_are_bars_and_many_a_heat_map(tmp_path: Path, classes: int) -> None:
+    page = report(make_run(tmp_path, clients=14, classes=classes))
+    check_page(page)
+    assert ("<image" in page) == (classes > 4)
+
+
+def test_more_clients_than_can_be_drawn_are_cut_and_it_says_so(tmp_path: Path) -> None:
+    assert "The first 60 of 61 clients are drawn." in report(make_run(tmp_path / "a", clients=61, classes=10))
+    assert "are drawn" not in report(make_run(tmp_path / "b", clients=60, classes=10))
+
+
+def test_text_from_data_is_escaped_and_names_stay_as_they_are(tmp_path: Path) -> None:
+    names = [HOSTILE, *AWKWARD]
+    run = make_run(tmp_path, names=names, data=HOSTILE, how=HOSTILE)
+    (run / "evaluation.json").write_text(json.dumps(evaluation(names=names)))
+    page = report(run)
+    check_page(page)
+    parsed = Tags(page)
+    assert [tag for tag, _ in parsed.tags].count("script") == 1
+    assert "<script>alert" not in page
+    for name in AWKWARD:
+        assert f"{name}</text>" in page, name
+
+
+def test_a_method_s_name_is_escaped_wherever_it_is_shown(tmp_path: Path) -> None:
+    path = make_comparison(tmp_path) / "comparison.json"
+    path.write_text(path.read_text().replace('"method": "FedEP"', f'"method": "{HOSTILE}\\" onload=\\"x"'))
+    page = report(tmp_path)
+    check_page(page)
+    parsed = Tags(page)
+    assert [tag for tag, _ in parsed.tags].count("script") == 1
+    assert not any("onload" in attributes for _, attributes in parsed.tags)
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", classes=10)
+    (run / "evaluation.json").write_text(json.dumps(evaluation()))
+    code = "import sys, pathlib; from consilience.report import write_report; write_report(pathlib.Path(sys.argv[1]))"
+    here = report(run)
+    subprocess.run([sys.executable, "-c", code, str(run)], check=True)
+    assert (run / "report.html").read_text(encoding="utf-8") == here
+    assert not re.search(r"20\d\d-\d\d-\d\d", here)
+
+
+def test_later_lines_override_and_torn_ones_are_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rounds=2)
+    with (run / "metrics.jsonl").open("a") as out:
+        out.write(json.dumps({"round": 2, "bytes_down": 5_000_000, "bytes_up": 0}) + "\n")
+        out.write('{"round": 3, "bytes_down": 77')
+    assert "6 MB down, 2 MB up" in report(run)
+
+
+def test_not_a_number_is_a_dash_and_not_a_curve(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rounds=1)
+    scores = {"accuracy": 0.5, "r2": float("nan")}
+    content = {"point": {"metrics": scores, "reliability": None}, "marginal": None, "clients": []}
+    (run / "evaluation.json").write_text(json.dumps(content))
+    (run / "metrics.jsonl").write_text('{"round": 1, "loss": NaN, "eval": {"nll": Infinity}}\n')
+    page = report(run)
+    assert "Learning curves" not in Tags(page).headings
+    assert "<dd>–</dd>" in page
+
+
+def test_a_comparison_shows_all_its_sections(tmp_path: Path) -> None:
+    page = report(make_comparison(tmp_path))
+    check_page(page)
+    headings = ["Results", "Learning curves", "At each client", "Calibration", "Who holds what", "Single runs"]
+    assert Tags(page).headings == headings
+    for shown in ("Two methods", "A paragraph. It took 41 s.", "consilience reproduce hospitals", "over 2 seeds"):
+        assert shown in page, shown
+    assert "400 predictions" in page
+
+
+def test_best_is_emphasised_in_the_direction_of_the_metric(tmp_path: Path) -> None:
+    page = report(make_comparison(tmp_path))
+    assert best_cells(page) == ["0.0200", "0.9100", "0.4000"]
+    for head in ("accuracy ↑", "NLL ↓", "ECE ↓", "width"):
+        assert f">{head}</button>" in page
+    assert 'class="quiet">0.9250' in page
+
+
+def test_equal_at_the_shown_precision_is_equally_good_and_one_method_has_no_rival(tmp_path: Path) -> None:
+    rows = [{"method": m, "metric": "nll", "mean": v, "std": None} for m, v in {"A": 0.50001, "B": 0.5}.items()]
+    (tmp_path / "comparison.json").write_text(json.dumps({"title": "t", "rows": rows}))
+    assert best_cells(report(tmp_path)) == ["0.5000", "0.5000"]
+    (tmp_path / "comparison.json").write_text(json.dumps({"title": "t", "rows": rows[:1]}))
+    assert best_cells(report(tmp_path)) == []
+
+
+def test_single_runs_are_linked_once_they_have_a_report(tmp_path: Path) -> None:
+    comparison = make_comparison(tmp_path)
+    assert 'href="./' not in report(comparison)
+    write_report(comparison / "runs" / "FedEP 1")
+    page = report(comparison)
+    assert re.findall(r'<a href="([^"]*)"', page) == ["./runs/FedEP%201/report.html"]
+
+
+def test_a_comparison_whose_runs_are_gone_keeps_its_table(tmp_path: Path) -> None:
+    content = json.loads((make_comparison(tmp_path / "whole") / "comparison.json").read_text())
+    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    assert Tags(report(tmp_path)).headings == ["Results", "At each client", "Single runs"]
+
+
+def test_what_is_no_run_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConsilienceError, match=r"neither a run .* nor a comparison"):
+        write_report(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConsilienceError, match=r"run\.json is not valid JSON"):
+        write_report(tmp_path)
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(ConsilienceError, match="found list"):
+        write_report(tmp_path)
+
+
+def test_numbers_read_well() -> None:
+    assert [text.data_size(n) for n in (0, 999, 6_360_400, 3e15)] == ["0 B", "999 B", "6.36 MB", "3,000 TB"]
+    assert [text.duration(s) for s in (0.213, 41, 200, 3900)] == ["0.21 s", "41 s", "3 min 20 s", "1 h 5 min"]
+    assert [text.number(x) for x in (0.97312, 1.5, 12.345, 159010, None)] == [
+        "0.9731",
+        "1.500",
+        "12.35",
+        "159,010",
+        "–",
+    ]
