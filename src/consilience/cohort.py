@@ -11,7 +11,7 @@ from torch import Tensor
 from consilience import keys
 from consilience.data.augment import Augmentation
 from consilience.data.federation import Federation
-from consilience.records import record
+from consilience.records import record, rows
 from consilience.task import Batch
 
 
@@ -71,8 +71,8 @@ class Cohort:
         examples in their order, batches of `size`, no augmentation."""
         in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
         total: Tensor | None = None
-        for k, batch in self._batches(in_order, size, "mean", None):
-            value = fn(theta[:k], batch, *(part[:k] for part in own), shared=shared)
+        for k, batch in self._batches(in_order, size, "mean", None, least=1):
+            value = fn(theta[:k], batch, *rows(own, slice(k)), shared=shared)
             value = value[0] if isinstance(value, tuple) else value
             if total is None:
                 total = torch.zeros(len(self), *value.shape[1:], dtype=value.dtype, device=self.device)
@@ -90,7 +90,7 @@ class Cohort:
         self.notes.update(values)
 
     def _batches(
-        self, positions: Tensor, size: int, purpose: str, augment: Augmentation | None
+        self, positions: Tensor, size: int, purpose: str, augment: Augmentation | None, least: int = 0
     ) -> Iterator[tuple[int, Batch]]:
         width = positions.shape[1]
         size = min(size, self._largest)
@@ -102,7 +102,7 @@ class Cohort:
             index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
         for step in range(steps):
             if self._steps_left is not None:
-                if not self._steps_left:
+                if self._steps_left <= 0 and step >= least:
                     return
                 self._steps_left -= 1
             k = int((self._sizes > step * size).sum())

@@ -21,8 +21,9 @@ class Gaussian:
     `eta`, [..., P, P] (full, for small P). Leading axes are clients and broadcast.
 
     Factors need not be proper: a site may have zero or negative precision, and that is how information is taken
-    out again. Only moments need Λ > 0. One policy, `proper`: precisions (eigenvalues, for a full Λ) below
-    `FLOOR` are raised to it, η stays, and the number of raised entries is counted as "precision floor".
+    out again. Only moments need Λ > 0. One policy, `proper`: precisions below `FLOOR` are raised to it, η stays,
+    and the number of raised entries is counted as "precision floor". For a full Λ these are eigenvalues, and the
+    floor is at least what rounding can tell from zero.
     """
 
     eta: Tensor
@@ -64,7 +65,8 @@ class Gaussian:
     def product(self, weight: Tensor | None = None) -> Gaussian:
         """Π_k q_k^(w_k) over the client axis, w [K, 1]; all ones when None."""
         factors = self if weight is None else self**weight
-        return Gaussian(factors.eta.sum(0), factors.lam.sum(0))
+        eta, lam = factors.eta, factors.lam
+        return Gaussian(eta.sum(0), lam.expand(*eta.shape[:-1], *lam.shape[-1 - factors.full :]).sum(0))
 
     def first(self, k: int) -> Gaussian:
         """The first k clients; parts without a client axis are shared and stay."""
@@ -82,32 +84,42 @@ class Gaussian:
         if not self.full:
             guards.count("precision floor", self.lam < floor)
             return Gaussian(self.eta, self.lam.clamp_min(floor))
-        values, vectors = torch.linalg.eigh(self.lam)
-        guards.count("precision floor", values < floor)
-        if bool((values >= floor).all()):
+        # eigh raises on NaN, which would end a round for one client: such a client gets NaN moments, and is rejected.
+        fine = self.lam.isfinite().all(-1).all(-1)[..., None, None]
+        values, vectors = torch.linalg.eigh(torch.where(fine, self.lam, torch.eye(self.lam.shape[-1]).to(self.lam)))
+        rounding = 4 * values.shape[-1] * torch.finfo(values.dtype).eps
+        least = (values[..., -1:] * rounding).clamp_min(floor)
+        guards.count("precision floor", values < least)
+        if bool((values >= least).all() & fine.all()):
             return self
-        return Gaussian(self.eta, (vectors * values.clamp_min(floor).unsqueeze(-2)) @ vectors.mT)
+        raised = (vectors * values.maximum(least).unsqueeze(-2)) @ vectors.mT
+        return Gaussian(self.eta, torch.where(fine, raised, torch.nan))
 
     @property
     def mean(self) -> Tensor:
         """Λ⁻¹η."""
-        q = self.proper()
-        if q.full:
-            solution: Tensor = torch.cholesky_solve(q.eta.unsqueeze(-1), torch.linalg.cholesky(q.lam))
-            return solution.squeeze(-1)
-        return q.eta / q.lam
+        return self.proper()._mean()
 
     @property
     def var(self) -> Tensor:
         """The variance of every coordinate, [..., P]: the diagonal of Λ⁻¹."""
         q = self.proper()
         if q.full:
-            return torch.cholesky_inverse(torch.linalg.cholesky(q.lam)).diagonal(dim1=-2, dim2=-1)
+            return torch.cholesky_inverse(q._root()).diagonal(dim1=-2, dim2=-1)
         return (1 / q.lam).expand_as(q.eta)
+
+    def _root(self) -> Tensor:
+        root: Tensor = torch.linalg.cholesky_ex(self.lam).L  # of a proper Λ, or of NaN: nothing to check
+        return root
+
+    def _mean(self) -> Tensor:
+        if self.full:
+            return torch.cholesky_solve(self.eta.unsqueeze(-1), self._root()).squeeze(-1)
+        return self.eta / self.lam
 
     def _logdet(self) -> Tensor:
         if self.full:
-            return 2 * torch.linalg.cholesky(self.lam).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            return 2 * self._root().diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return self.lam.log().expand_as(self.eta).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -117,19 +129,18 @@ class Gaussian:
     def log_density(self, theta: Tensor) -> Tensor:
         """ln N(θ), normalised, [...]."""
         q = self.proper()
-        off = theta - q.mean
-        mahalanobis = (off * (q.slope(theta))).sum(-1)
+        mahalanobis = ((theta - q._mean()) * q.slope(theta)).sum(-1)
         return 0.5 * (q._logdet() - self.eta.shape[-1] * math.log(2 * math.pi) - mahalanobis)
 
     def kl(self, other: Gaussian) -> Tensor:
         """KL(self ‖ other) = ½[tr(Λ_o Λ⁻¹) − P + (μ_o − μ)ᵀΛ_o(μ_o − μ) + ln|Λ| − ln|Λ_o|], [...]."""
         q, p = self.proper(), other.proper()
+        off = q._mean() - p._mean()
         if q.full or p.full:
             q, p = (g if g.full else Gaussian(g.eta, torch.diag_embed(g.lam.expand_as(g.eta))) for g in (q, p))
-            trace = (torch.cholesky_inverse(torch.linalg.cholesky(q.lam)) * p.lam).sum((-2, -1))
+            trace = (torch.cholesky_inverse(q._root()) * p.lam).sum((-2, -1))
         else:
-            trace = (p.lam / q.lam).expand_as(q.eta).sum(-1)
-        off = q.mean - p.mean
+            trace = (p.lam / q.lam).expand_as(off).sum(-1)
         distance = (off * Gaussian(torch.zeros_like(off), p.lam).slope(off)).sum(-1)
         return 0.5 * (trace - self.eta.shape[-1] + distance + q._logdet() - p._logdet())
 
@@ -139,7 +150,7 @@ class Gaussian:
         key = keys.key(seed, purpose="sample", client=torch.arange(count))
         noise = keys.normal(key, *self.eta.shape, dtype=self.eta.dtype, device=self.eta.device)
         if not q.full:
-            return q.mean + noise * q.lam.rsqrt()
-        root = torch.linalg.cholesky(q.lam)  # Λ = LLᵀ, so L⁻ᵀ z has covariance Λ⁻¹
-        spread: Tensor = torch.linalg.solve_triangular(root.mT, noise.unsqueeze(-1), upper=True)
-        return q.mean + spread.squeeze(-1)
+            return q._mean() + noise * q.lam.rsqrt()
+        # Λ = LLᵀ, so L⁻ᵀ z has covariance Λ⁻¹.
+        spread: Tensor = torch.linalg.solve_triangular(q._root().mT, noise.unsqueeze(-1), upper=True)
+        return q._mean() + spread.squeeze(-1)

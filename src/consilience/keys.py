@@ -15,6 +15,7 @@ from torch import Tensor
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def _signed(value: int) -> int:
@@ -56,7 +57,7 @@ def bits(key: Tensor, count: int) -> Tensor:
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """[..., count] uniform numbers in [0, 1) for keys [...], of as many random bits as `dtype` can hold."""
-    width = 53 if dtype == torch.float64 else 24
+    width = _DIGITS[dtype]
     return _shift(bits(key, count), 64 - width).to(dtype) * 2.0**-width
 
 

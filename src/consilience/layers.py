@@ -32,7 +32,8 @@ class KeyedDropout(nn.Module):
         """Zero a share `rate` of the entries (or whole channels) and scale the others up."""
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
         draw = keys.uniform(keys.mix(self.key ^ (self.layer + 1)), shape.numel(), dtype=torch.float32)
-        return x * (draw.view(shape) >= self.rate).to(x.dtype) / (1 - self.rate)
+        kept = (draw.view(shape) >= self.rate).to(x.dtype)
+        return x * kept / (1 - self.rate) if self.rate < 1 else x * kept
 
 
 class FrozenBatchNorm(nn.Module):
@@ -57,10 +58,13 @@ def _swap(module: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> nn
     module = copy.deepcopy(module)
     if isinstance(module, kind):
         return make(module)
-    for name, layer in list(module.named_modules()):
+    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
+    for name, layer in list(module.named_modules(remove_duplicate=False)):
         if isinstance(layer, kind):
             parent, _, attribute = name.rpartition(".")
-            setattr(module.get_submodule(parent), attribute, make(layer))
+            if layer not in made:
+                made[layer] = make(layer)
+            setattr(module.get_submodule(parent), attribute, made[layer])
     return module
 
 

@@ -93,11 +93,20 @@ class Adaptive(ServerOptimizer):
         return moved, Moments(first, second)
 
 
+def _check_beta2(beta2: float) -> None:
+    if not 0 <= beta2 < 1:
+        raise ConfigError(f"beta2 must lie in [0, 1), got {beta2}")
+
+
 @dataclass(frozen=True)
 class Adam(Adaptive):
     """v ← β₂ v + (1 − β₂) Δ²."""
 
     beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beta2(self.beta2)
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """An exponential average."""
@@ -109,6 +118,10 @@ class Yogi(Adaptive):
     """v ← v − (1 − β₂) Δ² sign(v − Δ²): moves by Δ² at most, so v falls slowly."""
 
     beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_beta2(self.beta2)
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """A step of size (1 − β₂) Δ² towards Δ²."""

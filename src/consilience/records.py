@@ -76,7 +76,8 @@ class Weighted:
     @property
     def mean(self) -> Tree:
         """Σ w v / Σ w, once the engine has summed over clients."""
-        return tree_map(lambda leaf: leaf / self.weight, self.total)
+        axes, w = self.weight.shape[:-1], self.weight
+        return tree_map(lambda leaf: leaf / w.view(*axes, *[1] * (leaf.dim() - len(axes))), self.total)
 
 
 @record
@@ -172,7 +173,7 @@ def notes(data: bytes) -> dict[str, str]:
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return dict(header.get("__metadata__", {}))
-    except (ValueError, AttributeError, UnicodeDecodeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -188,6 +189,9 @@ def unpack(data: bytes, like: Tree = None) -> Tree:
         raise
     except Exception as error:  # safetensors raises its own, undocumented types
         raise RecordError(f"a damaged record: {error}") from error
+    extra = sorted(set(arrays) - {name for name, _ in leaves(value)})
+    if extra:
+        raise RecordError(f"the record holds arrays that are no part of it: {', '.join(extra)}")
     if like is not None:
         check(value, like)
     return value

@@ -248,6 +248,8 @@ class Task(ABC):
 
     def check(self, data: Dataset) -> None:
         """Run the module on two examples, and refuse data it cannot learn from before any client does."""
+        if not len(data):
+            raise DataError(f"{data.name} has no examples")
         probe = torch.arange(min(2, len(data)), device=data.x.device)
         x = data.inputs(probe, self.dtype).to(self.device)
         try:
@@ -361,9 +363,9 @@ class Classification(Task):
 
     def fits(self, output: Tensor, data: Dataset) -> None:
         """Labels must be integers below the number of outputs."""
-        if data.y.dim() != 1 or data.y.is_floating_point():
+        if data.y.dim() != 1 or data.y.dtype != torch.int64:
             raise DataError(
-                f"{data.name}: classification needs integer labels [N], got {data.y.dtype} {data.y.dim()}-d"
+                f"{data.name}: classification needs labels [N] of type torch.int64, got {data.y.dtype} {data.y.dim()}-d"
             )
         low, high, outputs = int(data.y.min()), int(data.y.max()), output.shape[-1]
         if output.dim() != 2 or not 0 <= low <= high < outputs:
@@ -386,7 +388,7 @@ class Regression(Task):
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Half the squared error in units of the noise."""
-        return 0.5 * ((output - y) / self.noise).square().flatten(1).sum(-1)
+        return 0.5 * ((output - y) / self.noise).square().reshape(len(output), -1).sum(-1)
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         """The prediction plus noise."""

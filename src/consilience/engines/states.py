@@ -13,7 +13,7 @@ from torch import Tensor
 
 from consilience.errors import CheckpointError, RecordError
 from consilience.files import CHECKPOINTS, write_atomically
-from consilience.records import Tree, check, pack, rows, stack, to, unpack
+from consilience.records import Tree, check, pack, rows, stack, to, tree_map, unpack
 
 Fresh = Callable[[Tensor], Tree]
 
@@ -33,9 +33,11 @@ class States(ABC):
 
     def commit(self, ids: Tensor, states: Tree, round: int) -> None:
         """Keep the new states of clients whose updates were accepted, after a check of shapes and dtypes."""
-        if states is None:
+        if not len(ids):
             return
         check(states, to(self._fresh(ids), "cpu"), "client state")
+        if states is None:
+            return
         for i, client in enumerate(ids.tolist()):
             self._write(client, rows(states, i), round)
 
@@ -68,7 +70,7 @@ class InMemory(States):
         return self._rows.get(client, fresh)
 
     def _write(self, client: int, state: Tree, round: int) -> None:
-        self._rows[client] = state
+        self._rows[client] = tree_map(torch.clone, state)  # a view would keep the whole cohort in memory
 
     def snapshot(self) -> Tree:
         """(ids, stacked rows), or None before anybody had a state."""
@@ -119,9 +121,9 @@ class OnDisk(States):
         self._kept = deque([] if saved is None else [saved], maxlen=CHECKPOINTS)
 
     def forget(self, saved: Tree) -> None:
-        """Delete files that none of the kept checkpoints names."""
+        """Delete files that neither the kept checkpoints nor the present states name."""
         self._kept.append(saved)
-        wanted = {self._path(*pair).name for kept in self._kept for pair in kept.tolist()}
+        wanted = {self._path(*pair).name for kept in (*self._kept, self.snapshot()) for pair in kept.tolist()}
         for entry in os.scandir(self._folder):
             if entry.name not in wanted:
                 os.unlink(entry.path)

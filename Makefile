@@ -1,0 +1,38 @@
+# `make demo` and `make test` are all that a fresh clone needs; both set up .venv from the lock file first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DATA := $(wildcard ../shared/data)
+export CONSILIENCE_DATA ?= $(if $(DATA),$(abspath $(DATA)),)
+
+.PHONY: setup demo test lint docs bench clean
+
+setup: $(VENV)/ready
+
+# torch first and alone: with it in place, nothing else pulls another build of it.
+$(VENV)/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	touch $@
+
+demo: setup
+	$(BIN)/consilience demo
+
+test: setup lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+bench: setup
+	$(BIN)/python benchmarks/simulator.py
+
+clean:
+	rm -rf $(VENV) site runs build dist

@@ -1,0 +1,285 @@
+"""The command: `consilience demo | run | compare | reproduce | report | list`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from consilience.errors import ConfigError, ConsilienceError, nearest
+
+app = typer.Typer(
+    help="Learn one model from data that may not be pooled, with honest uncertainty.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+messages = Console(stderr=True)
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: `--set algorithm.lr=0.01`.")]
+Out = Annotated[Path | None, typer.Option(help="Directory to write to.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see `consilience run --help`.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory to write to.")] = Path("runs/demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="The small size, a few seconds.")] = False,
+) -> None:
+    """Four real hospitals learn a heart-disease model together; prints a table, writes a report page."""
+    _reproduce("hospitals", quick, None, out, as_json=False, resume=False, fresh=True)
+
+
+@app.command()
+def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Resume = False) -> None:
+    """Run one federation as a config says.
+
+    A config is TOML:
+
+    ```toml
+    [data]
+    name = "mnist"            # consilience list data; or "my.py:load" for your own
+    [partition]
+    name = "dirichlet"        # consilience list partitions
+    clients = 100
+    alpha = 0.1
+    [model]
+    name = "mlp"              # consilience list models; or "my.py:Net", any nn.Module
+    [algorithm]
+    name = "FedAvg"           # consilience list algorithms
+    lr = 0.05                 # short for algorithm.train.lr
+    epochs = 1
+    batch = 20
+    server = { name = "Adam", lr = 0.01 }
+    [run]
+    rounds = 100
+    cohort = 10               # clients a round; all when left out
+    seed = 0
+    out = "runs/mnist"
+    # holdout = 0.2           # test on a share of every client's own data instead of the test set
+    [engine]                  # all optional: device, chunk, workers, compile, precision
+    ```
+
+    The run is a directory: metrics.jsonl, checkpoints, evaluation.json, report.html. Ctrl-C saves; `--resume` goes
+    on to the very same result, also after a kill or a power cut.
+    """
+    import tomli_w
+
+    from consilience.config import read_config
+    from consilience.experiment import fit
+    from consilience.files import write_atomically
+
+    loaded = read_config(config, set_)
+    section, directory = loaded.config.run, out or Path(loaded.config.run.out or f"runs/{config.stem}")
+    setting = loaded.setting()
+    again = f"consilience run {config}{_given(set_)} --out {directory} --resume"
+    with _resumable(again):
+        result = fit(
+            loaded.algorithm(),
+            setting.task,
+            setting.federation,
+            test=setting.test,
+            rounds=section.rounds,
+            cohort=section.cohort,
+            seed=section.seed,
+            out=directory,
+            resume=resume,
+            engine=loaded.engine(),
+            evaluate_every=section.evaluate_every,
+            checkpoint_every=section.checkpoint_every,
+        )
+    resolved = loaded.config.model_dump(exclude_none=True)
+    write_atomically(directory / "config.toml", tomli_w.dumps(resolved))
+    scores = Table(title=f"{result.algorithm.name}, round {len(result.history)}")
+    for metric in result.history[-1].get("eval", {}):
+        scores.add_column(metric)
+    scores.add_row(*(f"{value:.4f}" for value in result.history[-1].get("eval", {}).values()))
+    Console().print(scores)
+    _report(directory)
+
+
+@app.command()
+def compare(
+    config: ConfigFile,
+    algorithms: Annotated[str | None, typer.Option(help="Comma-separated, in place of the config's list.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="In place of compare.seeds.")] = None,
+    set_: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+) -> None:
+    """Several methods on the same federation, with the same budget; a table and a report page.
+
+    The methods are `compare.algorithms`, names or tables: `algorithms = ["FedAvg", {name = "FedProx", mu = 1.0}]`.
+    A method takes the local optimiser of `[algorithm]` unless its table says otherwise. Every seed has its own
+    partition and initial weights, the same for all methods.
+    """
+    from consilience.comparison import compare as compare_methods
+    from consilience.config import read_config
+
+    listed = [f"compare.algorithms={json.dumps(algorithms.split(','))}"] if algorithms else []
+    loaded = read_config(config, [*(set_ or []), *listed])
+    section, directory = loaded.config.run, out or Path(loaded.config.run.out or f"runs/{config.stem}-compare")
+    methods = loaded.methods()
+    total = len(methods) * (seeds or loaded.config.compare.seeds)
+    again = f"consilience compare {config}{_given(set_)} --out {directory} --resume"
+    with _resumable(again):
+        result = compare_methods(
+            methods,
+            loaded.setting,
+            seeds=seeds or loaded.config.compare.seeds,
+            out=directory,
+            title=f"{', '.join(methods)} on {loaded.config.data.name}",
+            command=f"consilience compare {config}{_given(set_)}",
+            resume=resume,
+            on_run=_counting(total),
+            rounds=section.rounds,
+            cohort=section.cohort,
+            engine=loaded.engine(),
+            evaluate_every=section.evaluate_every,
+            checkpoint_every=section.checkpoint_every,
+        )
+    result.print()
+    _report(directory, [entry["directory"] for entry in result.runs])
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A recipe; `consilience list recipes` shows all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The small size.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.")] = None,
+    out: Out = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")] = False,
+    resume: Resume = False,
+) -> None:
+    """Run a named experiment and print its table beside the paper's figures."""
+    _reproduce(name, quick, seeds, out or Path("runs") / name, as_json, resume, fresh=not resume)
+
+
+def _reproduce(name: str, quick: bool, seeds: int | None, out: Path, as_json: bool, resume: bool, fresh: bool) -> None:
+    from consilience.recipes import RECIPES, Options
+
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe {name!r}; {nearest(name, RECIPES)}")
+    recipe = RECIPES[name]
+    count = seeds or (recipe.quick_seeds if quick else recipe.seeds)
+    directory = _unused(out) if fresh else out
+    start = time.perf_counter()
+    again = f"consilience reproduce {name}{' --quick' * quick} --seeds {count} --out {directory} --resume"
+    with _resumable(again), messages.status(recipe.title) as status:
+        result = recipe.run(
+            Options(quick, count, directory, resume, lambda method, seed: status.update(f"{method}, seed {seed}"))
+        )
+    if as_json:
+        rows = [{k: getattr(row, k) for k in ("method", "metric", "mean", "std", "paper")} for row in result.rows]
+        seconds = time.perf_counter() - start
+        print(json.dumps({"name": name, "quick": quick, "seeds": count, "rows": rows, "seconds": seconds}))
+    else:
+        result.print()
+    _report(directory, [entry["directory"] for entry in result.runs])
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(help="A run's or a comparison's directory.")]) -> None:
+    """Write report.html of a run or a comparison."""
+    _report(directory)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, data, partitions, models, recipes; all if left out.")
+    ] = None,
+) -> None:
+    """What there is to choose from."""
+    import inspect
+
+    from consilience.config import ALGORITHMS, PARTITIONS
+    from consilience.data import DATASETS
+    from consilience.models import MODELS
+    from consilience.recipes import RECIPES
+
+    shelves = {
+        "algorithms": {name: inspect.getdoc(kind) or "" for name, kind in ALGORITHMS.items()},
+        "data": {name: inspect.getdoc(make) or "" for name, make in DATASETS.items()},
+        "partitions": {name: inspect.getdoc(make) or "" for name, make in PARTITIONS.items()},
+        "models": {name: inspect.getdoc(make) or "" for name, make in MODELS.items()},
+        "recipes": {name: recipe.title for name, recipe in RECIPES.items()},
+    }
+    if what is not None and what not in shelves:
+        raise ConfigError(f"unknown shelf {what!r}; {nearest(what, shelves)}")
+    for shelf, entries in shelves.items():
+        if what in (None, shelf):
+            table = Table("name", "what it is", title=shelf, title_justify="left")
+            for name, text in entries.items():
+                table.add_row(name, " ".join(text.split("\n\n")[0].split()))
+            Console().print(table)
+
+
+def _given(overrides: list[str] | None) -> str:
+    return "".join(f" --set {override}" for override in overrides or [])
+
+
+def _unused(out: Path) -> Path:
+    """`out`, or the first of out-2, out-3, … that is free: nothing is written over."""
+    candidate, number = out, 1
+    while candidate.exists():
+        number += 1
+        candidate = out.with_name(f"{out.name}-{number}")
+    return candidate
+
+
+def _report(directory: Path, runs: list[str] | None = None) -> None:
+    from consilience.report import write_report
+
+    for one in runs or []:
+        write_report(directory / one)
+    messages.print(f"report: {write_report(directory)}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _resumable(command: str) -> Iterator[None]:
+    """Ctrl-C ends with the command that goes on."""
+    from consilience.experiment import Interrupted
+
+    try:
+        yield
+    except Interrupted as stop:
+        messages.print(f"{stop}:\n  {command}", soft_wrap=True, highlight=False)
+        raise typer.Exit(130) from stop
+    except KeyboardInterrupt:
+        messages.print(
+            f"stopped; the last checkpoint is kept. Go on with:\n  {command}", soft_wrap=True, highlight=False
+        )
+        raise typer.Exit(130) from None
+
+
+def _counting(total: int) -> Callable[[str, int], None]:
+    """Say which run of how many is on."""
+    count = iter(range(1, total + 1))
+    return lambda method, seed: messages.print(f"run {next(count)} of {total}: {method}, seed {seed}", highlight=False)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=messages, show_path=False, show_time=False)],
+    )
+    try:
+        app()
+    except ConsilienceError as error:
+        messages.print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False, markup=True)
+        sys.exit(2)

@@ -1,0 +1,143 @@
+"""compare: several methods on the same federation, with the same budget, over several seeds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from consilience.algorithms.base import Algorithm
+from consilience.data.dataset import Dataset
+from consilience.data.federation import Federation
+from consilience.experiment import Run, fit
+from consilience.files import write_atomically
+from consilience.metrics import spread
+from consilience.task import Task
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What methods are compared on."""
+
+    task: Task
+    federation: Federation
+    test: Dataset | Federation
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of a table: mean and sample standard deviation over `n` seeds, and what a paper reports."""
+
+    method: str
+    metric: str
+    mean: float
+    std: float | None
+    n: int
+    paper: float | None = None
+
+
+@dataclass
+class Comparison:
+    """Rows over methods and metrics, per-client scores, and the runs behind them."""
+
+    title: str
+    text: str = ""
+    command: str = ""
+    seconds: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    per_client: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, out: Path) -> None:
+        """comparison.json, which the report reads."""
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "comparison.json", json.dumps(asdict(self), indent=1, ensure_ascii=False))
+
+    def table(self) -> Table:
+        """Methods × metrics for the terminal, with the papers' figures where there are any."""
+        metrics = list(dict.fromkeys(row.metric for row in self.rows))
+        table = Table(title=self.title)
+        table.add_column("method")
+        for metric in metrics:
+            table.add_column(metric, justify="right")
+        cells = {(row.method, row.metric): row for row in self.rows}
+        for method in dict.fromkeys(row.method for row in self.rows):
+            table.add_row(method, *(_cell(cells.get((method, metric))) for metric in metrics))
+        return table
+
+    def print(self) -> None:
+        """The table on stdout."""
+        Console().print(self.table())
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    deviation = "" if row.std is None else f" ± {row.std:.3f}"
+    return f"{row.mean:.3f}{deviation}" + ("" if row.paper is None else f" (paper {row.paper:g})")
+
+
+def compare(
+    algorithms: Mapping[str, Algorithm] | Iterable[Algorithm],
+    setting: Setting | Callable[[int], Setting],
+    *,
+    seeds: int = 3,
+    out: str | Path | None = None,
+    title: str = "Comparison",
+    text: str = "",
+    command: str = "",
+    resume: bool = False,
+    on_run: Callable[[str, int], None] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Run every method for every seed with the same `options` of `fit`. A `setting` that is a function of the seed
+    gives each seed its own split or initial weights; the same for all methods, so their scores are paired."""
+    methods = algorithms if isinstance(algorithms, Mapping) else {a.name: a for a in algorithms}
+    result = Comparison(title, text, command)
+    scores: dict[tuple[str, str], list[float]] = {}
+    by_client: dict[tuple[str, str, str], list[float]] = {}
+    start = time.perf_counter()
+    for seed in range(seeds):
+        at = setting(seed) if callable(setting) else setting
+        for method, algorithm in methods.items():
+            where = None if out is None else Path(out) / method / f"seed-{seed}"
+            if on_run is not None:
+                on_run(method, seed)
+            again = resume and where is not None
+            run = fit(algorithm, at.task, at.federation, test=at.test, seed=seed, out=where, resume=again, **options)
+            _collect(run, at.test, method, scores, by_client)
+            if where is not None and out is not None:
+                relative = str(where.relative_to(Path(out)))
+                result.runs.append({"method": method, "seed": seed, "directory": relative})
+    result.rows = [Row(m, metric, *spread(values), len(values)) for (m, metric), values in scores.items()]
+    for (method, client, metric), values in by_client.items():
+        mean, std = spread(values)
+        entry = {"method": method, "client": client, "metric": metric, "mean": mean, "std": std}
+        result.per_client.append(entry)
+    result.seconds = time.perf_counter() - start
+    if out is not None:
+        result.save(Path(out))
+    return result
+
+
+def _collect(
+    run: Run,
+    test: Dataset | Federation,
+    method: str,
+    scores: dict[tuple[str, str], list[float]],
+    by_client: dict[tuple[str, str, str], list[float]],
+) -> None:
+    evaluation = run.evaluate(test)
+    for metric, value in evaluation.point.items():
+        scores.setdefault((method, metric), []).append(value)
+    for metric, value in (evaluation.marginal or {}).items():
+        scores.setdefault((method, f"{metric} (marginal)"), []).append(value)
+    for client in evaluation.clients:
+        for metric, value in client["metrics"].items():
+            by_client.setdefault((method, client["name"], metric), []).append(value)

@@ -1,0 +1,235 @@
+"""TOML configs: what to run, as data."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from consilience import algorithms
+from consilience.algorithms.base import Algorithm
+from consilience.comparison import Setting
+from consilience.components import build, resolve
+from consilience.data import DATASETS, Compose, Crop, Data, Dataset, Federation, Flip, load, partition
+from consilience.engines import Simulator
+from consilience.errors import ConfigError, nearest
+from consilience.models import MODELS
+from consilience.task import Classification, MultiLabel, Regression, Task
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    name: kind
+    for name, kind in vars(algorithms).items()
+    if inspect.isclass(kind) and issubclass(kind, Algorithm) and not inspect.isabstract(kind)
+}
+PARTITIONS = {
+    name: make
+    for name, make in vars(partition).items()
+    if inspect.isfunction(make) and make.__module__ == partition.__name__ and not name.startswith("_")
+}
+TASKS: dict[str, type[Task]] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}
+AUGMENTATIONS = {"Crop": Crop, "Flip": Flip}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Named(BaseModel):
+    """A component: its name, and arguments that its own signature checks."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class _Run(_Section):
+    rounds: PositiveInt
+    cohort: PositiveInt | None = None
+    seed: int = 0
+    out: str | None = None
+    evaluate_every: PositiveInt | None = None
+    checkpoint_every: PositiveInt = 10
+    holdout: float | None = Field(default=None, gt=0, lt=1)
+
+
+class _TaskSection(_Section):
+    kind: str = "classification"
+    noise: float = Field(default=1.0, gt=0)
+    augment: list[dict[str, Any]] = []
+
+
+class _Compare(_Section):
+    algorithms: list[str | dict[str, Any]] = []
+    seeds: PositiveInt = 3
+
+
+class Config(_Section):
+    """Everything that defines a run."""
+
+    data: _Named
+    partition: _Named
+    model: _Named
+    task: _TaskSection = _TaskSection()
+    algorithm: _Named = _Named(name="FedAvg")
+    run: _Run
+    engine: dict[str, Any] = {}
+    compare: _Compare = _Compare()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A validated config and the folder that its own files are relative to."""
+
+    config: Config
+    folder: Path
+
+    def algorithm(self) -> Algorithm:
+        """The method of the config."""
+        return self._method(self.config.algorithm.model_dump(), "algorithm")
+
+    def methods(self) -> dict[str, Algorithm]:
+        """The methods to compare; entries of the same name are told apart by a number. A bare name shares the
+        config's local optimiser, so that the budget is the same."""
+        found: dict[str, Algorithm] = {}
+        for i, entry in enumerate(self.config.compare.algorithms or [self.config.algorithm.name]):
+            table = {"name": entry} if isinstance(entry, str) else dict(entry)
+            label = str(table.pop("label", table.get("name", "")))
+            kind = resolve(str(table.get("name", "")), ALGORITHMS, f"compare.algorithms[{i}].name", self.folder)
+            known = set(inspect.signature(kind).parameters)
+            inherited = self.config.algorithm.arguments if table["name"] == self.config.algorithm.name else {}
+            shared = {k: v for k, v in self.config.algorithm.arguments.items() if k in _TRAIN_KEYS and "train" in known}
+            method = self._method({**shared, **inherited, **table}, f"compare.algorithms[{i}]")
+            found[label if label not in found else f"{label}-{i}"] = method
+        return found
+
+    def _method(self, table: dict[str, Any], where: str) -> Algorithm:
+        kind = resolve(str(table.pop("name")), ALGORITHMS, f"{where}.name", self.folder)
+        method = build(kind, table, where, self.folder)
+        if not isinstance(method, Algorithm):
+            raise ConfigError(f"{where}.name: {kind!r} is not an Algorithm")
+        return method
+
+    def engine(self) -> Simulator:
+        """The engine of the config."""
+        simulator: Simulator = build(Simulator, self.config.engine, "engine", self.folder)
+        return simulator
+
+    def setting(self, seed: int | None = None) -> Setting:
+        """Data, partition and model for a seed: of the partition, the split and the initial weights."""
+        c = self.config
+        seed = c.run.seed if seed is None else seed
+        data = self._data()
+        federation = self._federation(data.train, seed)
+        test: Dataset | Federation = data.test
+        if c.run.holdout is not None:
+            federation, test = federation.split(c.run.holdout, seed)
+        return Setting(self._task(data.train, seed), federation, test)
+
+    def _data(self) -> Data:
+        section = self.config.data
+        if ":" not in section.name:
+            return load(section.name, **self._checked_root(section.arguments))
+        data = build(resolve(section.name, DATASETS, "data.name", self.folder), section.arguments, "data", self.folder)
+        if not isinstance(data, Data):
+            raise ConfigError(f"data.name: {section.name} must return consilience.Data(train, test)")
+        return data
+
+    def _checked_root(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        for key in arguments:
+            if key != "root":
+                raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', 'root'])}")
+        return arguments
+
+    def _federation(self, data: Dataset, seed: int) -> Federation:
+        section = self.config.partition
+        make = resolve(section.name, PARTITIONS, "partition.name", self.folder)
+        arguments = section.arguments
+        federation = build(make, arguments, "partition", self.folder, data=data, **{"seed": seed} | _seed(arguments))
+        if not isinstance(federation, Federation):
+            raise ConfigError(f"partition.name: {section.name} must return a consilience.Federation")
+        return federation
+
+    def _task(self, data: Dataset, seed: int) -> Task:
+        c = self.config
+        if c.task.kind not in TASKS:
+            raise ConfigError(f"task.kind: unknown kind {c.task.kind!r}; {nearest(c.task.kind, TASKS)}")
+        steps = [
+            build(resolve(step.get("name", ""), AUGMENTATIONS, "task.augment.name", self.folder),
+                  {k: v for k, v in step.items() if k != "name"}, "task.augment", self.folder)
+            for step in c.task.augment
+        ]  # fmt: skip
+        augment = Compose(tuple(steps)) if steps else None
+        shape = list(data.x.shape[1:])
+        for step in steps:
+            if isinstance(step, Crop):
+                shape[-2:] = [step.size, step.size]
+        outputs = len(data.classes) or (int(data.y.max()) + 1 if data.y.dim() == 1 else data.y.shape[-1])
+        make = resolve(c.model.name, MODELS, "model.name", self.folder)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            module = build(make, c.model.arguments, "model", self.folder, inputs=shape, outputs=outputs)
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigError(f"model.name: {c.model.name} must return a torch.nn.Module")
+        options = {"noise": c.task.noise} if c.task.kind == "regression" else {}
+        return TASKS[c.task.kind](module, augment=augment, **options)
+
+
+_TRAIN_KEYS = {"lr", "momentum", "epochs", "batch", "weight_decay", "train"}
+
+
+def _seed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seed": arguments["seed"]} if "seed" in arguments else {}
+
+
+def read_config(path: Path, overrides: list[str] | None = None) -> Loaded:
+    """A config file with `key.path=value` overrides, validated; wrong keys and values get one sentence."""
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"the config {path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides or []:
+        _override(table, override)
+    try:
+        return Loaded(Config.model_validate(table), path.resolve().parent)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_sentence(error)}") from error
+
+
+def _override(table: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: write key=value, for example algorithm.lr=0.01")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value  # a bare word is a string
+    *path, last = key.strip().split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {text}: {part} is a value, not a table")
+    table[last] = parsed
+
+
+def _sentence(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in problem["loc"][:-1]:
+            section = section.model_fields[str(part)].annotation
+        return f"{where}: unknown key; {nearest(str(problem['loc'][-1]), section.model_fields)}"
+    if problem["type"] == "missing":
+        return f"{where} must be given"
+    return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
