@@ -1,0 +1,233 @@
+"""What every algorithm owes the engines. A new one joins by being exported from consilience.algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import consilience as cs
+from consilience import algorithms, guards
+from consilience.engines.states import InMemory
+from consilience.engines.work import compute
+from consilience.errors import ConfigError
+from consilience.records import Addressed, leaves, rows, tree_map
+
+SIZES = (333, 97, 64, 41, 20, 7, 1)
+LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch=16, weight_decay=0.01)
+
+
+def variant(kind):
+    """Defaults, but with momentum, two epochs and weight decay in the local optimiser, unless the method refuses."""
+    plain = kind()
+    if not hasattr(plain, "train"):
+        return plain
+    for train in (LOCAL, dataclasses.replace(LOCAL, momentum=0.0), plain.train):
+        try:
+            return dataclasses.replace(plain, train=train)
+        except ConfigError:
+            continue
+    raise AssertionError(f"{kind.__name__} refuses its own default")
+
+
+ALGORITHMS = [
+    variant(kind)
+    for kind in vars(algorithms).values()
+    if inspect.isclass(kind) and issubclass(kind, cs.Algorithm) and not inspect.isabstract(kind)
+]
+ALGORITHMS += [cs.FedAvg(LOCAL, server=server) for server in (cs.Momentum(1.0, 0.9), cs.Adam(), cs.Yogi(), cs.AdaGrad())]
+
+
+def label(algorithm):
+    server = getattr(algorithm, "server", None)
+    return algorithm.name if server is None else f"{algorithm.name}-{type(server).__name__}"
+
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=label)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(SIZES), 5, generator=generator)
+    y = (x @ torch.randn(5, 3, generator=generator)).argmax(1)
+    owner = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
+    shuffled = torch.randperm(len(owner), generator=generator)
+    return cs.Federation.from_owner(cs.Dataset(x, y, name="blobs"), owner[shuffled], [f"site {k}" for k in range(len(SIZES))])
+
+
+@pytest.fixture(scope="module")
+def task():
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return cs.Classification(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)))
+
+
+def learn(algorithm, task, federation, rounds=3, **options):
+    engine = cs.Simulator(device="cpu", precision="float64", **{"chunk": len(SIZES), "workers": 1} | options)
+    return cs.fit(algorithm, task, federation, rounds=rounds, cohort=5, engine=engine, progress=False)
+
+
+def belief_of_everyone(run):
+    clients = range(len(run.federation))
+    return [("server", run.server), *((f"client {c}", run.states.gather(torch.tensor([c]))) for c in clients)]
+
+
+def assert_same(a, b, tolerance):
+    for (what, one), (_, other) in zip(belief_of_everyone(a), belief_of_everyone(b), strict=True):
+        for (name, x), (_, y) in zip(leaves(one), leaves(other), strict=True):
+            torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda m, w=what, n=name: f"{w} {n}: {m}")
+
+
+@every
+@pytest.mark.parametrize("plan", [{"chunk": 1}, {"chunk": 2}, {"chunk": 3, "workers": 2}], ids=str)
+def test_a_cohort_is_the_same_as_its_clients_one_by_one(algorithm, plan, task, federation):
+    assert_same(learn(algorithm, task, federation), learn(algorithm, task, federation, **plan), 1e-10)
+
+
+@every
+def test_the_order_of_clients_changes_nothing(algorithm, task, federation):
+    federation = algorithm.arrange(federation)
+    shares = []
+    for ids in (torch.arange(len(federation)), torch.arange(len(federation)).flip(0)):
+        engine = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
+        with engine.open(algorithm, task, federation, seed=0, cohort=len(federation), rounds=1) as session:
+            server, states, _ = begin(algorithm, session.task, federation)
+            shares.append(session.round(server, states, ids, 1)[0])
+    for (_, a), (_, b) in zip(leaves(shares[0].update), leaves(shares[1].update), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def begin(algorithm, task, federation):
+    numbers = (torch.tensor(v) for v in (0, len(federation), federation.examples))
+    info = cs.Info(task.initial(), *numbers)
+    states = InMemory(lambda ids: algorithm.client(task, info, federation.sizes[ids].to(task.dtype).unsqueeze(1)))
+    return algorithm.start(task, info), states, info
+
+
+def one_round(algorithm, task, federation):
+    """(server, message, states, update, new states) of one round of all clients."""
+    task, federation = algorithm.adapt(task).prepare(dtype=torch.float64), algorithm.arrange(federation)
+    server, states, _ = begin(algorithm, task, federation)
+    ids = federation.sizes.argsort(descending=True)
+    cohort = cs.Cohort(federation, ids, round=1, round_size=len(ids), seed=0, dtype=task.dtype)
+    message, state = algorithm.message(server, ids), states.gather(ids)
+    return server, message, state, *algorithm.local(task, message, state, cohort)
+
+
+@every
+def test_all_that_travels_or_is_stored_survives_packing(algorithm, task, federation):
+    for tree in one_round(algorithm, task, federation):
+        back = cs.unpack(cs.pack(tree), like=tree)
+        for (name, x), (_, y) in zip(leaves(tree), leaves(back), strict=True):
+            assert torch.equal(x, y), name
+
+
+@every
+def test_local_is_pure(algorithm, task, federation):
+    first, second = one_round(algorithm, task, federation), one_round(algorithm, task, federation)
+    for a, b in zip(first, second, strict=True):
+        for (name, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
+            assert torch.equal(x, y), name
+    server, message, state = first[:3]
+    fresh = begin(algorithm, algorithm.adapt(task).prepare(dtype=torch.float64), algorithm.arrange(federation))[0]
+    for (name, x), (_, y) in zip(leaves(server), leaves(fresh), strict=True):
+        assert torch.equal(x, y), f"local changed the server's {name} in place"
+
+
+@every
+def test_updates_and_states_have_a_row_for_each_client_and_keep_their_shape(algorithm, task, federation):
+    _, message, state, update, new_state = one_round(algorithm, task, federation)
+    clients = len(algorithm.arrange(federation))
+    for name, leaf in (*leaves(update), *leaves(new_state)):
+        assert leaf.shape[0] == clients, name
+    if isinstance(message, Addressed):
+        assert all(len(leaf) == clients for _, leaf in leaves(message.own))
+    assert [(n, x.shape, x.dtype) for n, x in leaves(state)] == [(n, x.shape, x.dtype) for n, x in leaves(new_state)]
+
+
+@every
+def test_a_run_in_float64_is_float64_throughout(algorithm, task, federation):
+    run = learn(algorithm, task, federation, rounds=2)
+    for what, tree in belief_of_everyone(run):
+        for name, leaf in leaves(tree):
+            assert leaf.dtype == torch.float64 or not leaf.is_floating_point(), f"{what} {name}"
+
+
+@every
+def test_a_run_that_is_cut_short_and_resumed_is_the_same_run(algorithm, task, federation, tmp_path):
+    class Cut(Exception):
+        pass
+
+    def cut(run, line):
+        if line["round"] == 3:
+            raise Cut
+
+    engine = cs.Simulator(device="cpu", chunk=4, workers=1)
+    options = {"rounds": 5, "cohort": 5, "engine": engine, "progress": False, "checkpoint_every": 2}
+    whole = cs.fit(algorithm, task, federation, **options)
+    with pytest.raises(Cut):
+        cs.fit(algorithm, task, federation, out=tmp_path / "run", callbacks=[cut], **options)
+    resumed = cs.fit(algorithm, task, federation, out=tmp_path / "run", resume=True, **options)
+    for (what, a), (_, b) in zip(belief_of_everyone(whole), belief_of_everyone(resumed), strict=True):
+        for (name, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
+            assert torch.equal(x, y), f"{what} {name}"
+
+
+class Poisoned(cs.Algorithm):
+    """Another algorithm whose client 2 (or the only one) sends a NaN."""
+
+    def __init__(self, inner):
+        self.inner, self.additive = inner, inner.additive
+
+    def __getattribute__(self, name):
+        if name in ("inner", "additive", "local", "__class__", "name") or name.startswith("__"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "inner"), name)
+
+    def start(self, task, info): ...
+    def fuse(self, server, update): ...
+    def posterior(self, server): ...
+
+    def local(self, task, message, state, cohort):
+        update, state = self.inner.local(task, message, state, cohort)
+        sick = (cohort.ids == 2).view(-1, 1)
+        return tree_map(lambda leaf: torch.where(sick.view(-1, *[1] * (leaf.dim() - 1)), torch.nan, leaf), update), state
+
+
+@every
+def test_a_client_that_sends_nan_is_left_out_and_named(algorithm, task, federation):
+    if len(algorithm.arrange(federation)) < 3:
+        pytest.skip("a reference with one client has nobody to leave out")
+    task = algorithm.adapt(task).prepare(dtype=torch.float64)
+    server, states, info = begin(algorithm, task, federation)
+    updates = []
+    for method, who in ((Poisoned(algorithm), range(7)), (algorithm, (0, 1, 3, 4, 5, 6))):
+        ids = torch.tensor(list(who))
+        cohort = cs.Cohort(federation, ids, round=1, round_size=7, seed=0, dtype=task.dtype)
+        with guards.watch():
+            share = compute(method, task, algorithm.message(server, ids), states.gather(ids), cohort)
+        updates.append(share)
+    assert list(updates[0].rejected) == [2]
+    assert "is not finite" in updates[0].rejected[2]
+    assert updates[0].accepted == updates[1].accepted == [0, 1, 3, 4, 5, 6]
+    for name in ("update", "states"):
+        mine, theirs = (leaves(getattr(share, name)) for share in updates)
+        for (_, x), (_, y) in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
+
+
+@every
+def test_learning_lowers_the_loss(algorithm, task, federation):
+    before = cs.evaluate(task, cs.Point(task.initial()), federation.data).point["nll"]
+    run = cs.fit(
+        algorithm, task, federation, rounds=15, engine=cs.Simulator(device="cpu", chunk=7, workers=1), progress=False
+    )
+    assert run.evaluate(federation).point["nll"] < 0.9 * before
+
+
+def test_rows_of_nothing_are_nothing():
+    assert rows(None, slice(2)) is None
