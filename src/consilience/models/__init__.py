@@ -1,5 +1,6 @@
 """A small zoo: networks that federate as they are (no BatchNorm), sized by the data they are given."""
 
+from consilience.models.resnet import resnet18
 from consilience.models.zoo import MODELS, cnn, logistic, mlp
 
-__all__ = ["MODELS", "cnn", "logistic", "mlp"]
+__all__ = ["MODELS", "cnn", "logistic", "mlp", "resnet18"]

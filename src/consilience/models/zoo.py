@@ -9,6 +9,7 @@ from itertools import pairwise
 from torch import nn
 
 from consilience.errors import ConfigError
+from consilience.models.resnet import resnet18
 
 
 def logistic(inputs: Sequence[int], outputs: int) -> nn.Module:
@@ -42,4 +43,4 @@ def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (32, 64),
     )
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
+MODELS: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn, "resnet18": resnet18}

@@ -1,0 +1,46 @@
+"""ResNet for small images, with GroupNorm: BatchNorm's statistics do not federate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from consilience.errors import ConfigError
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions and a way around them (He et al., 2016)."""
+
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, after)
+        self.relu = nn.ReLU()
+        self.around: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.around = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(f(x) + x)."""
+        out = self.relu(self.norm1(self.conv1(x)))
+        return self.relu(self.norm2(self.conv2(out)) + self.around(x))  # type: ignore[no-any-return]
+
+
+def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
+    """ResNet-18 with a 3×3 stem and no first pooling, for images of about 24 to 64 pixels."""
+    if len(inputs) != 3:
+        raise ConfigError(f"resnet18 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
+    layers: list[nn.Module] = [
+        nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False),
+        nn.GroupNorm(groups, width),
+        nn.ReLU(),
+    ]
+    before = width
+    for stage in range(4):
+        after = width * 2**stage
+        layers += [Block(before, after, 1 if stage == 0 else 2, groups), Block(after, after, 1, groups)]
+        before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
