@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import zlib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from consilience.records import Tree, notes, pack, record, unpack
 from consilience.task import Task
 
 log = logging.getLogger("consilience")
+FILES = ("config.toml", "evaluation.json", "metrics.jsonl", "report.html")  # beside run.json and the checkpoints
 
 
 @record
@@ -46,6 +48,7 @@ def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, se
             "kind": task.kind,
             "parameters": task.size,
             "module": str(task.module),
+            "noise": getattr(task, "noise", None),
             "weights": _crc(task.initial()),
         },
         "augmentation": describe(task.augment),
@@ -90,9 +93,16 @@ class RunDirectory:
         return (self.path / "run.json").exists()
 
     def create(self, facts: dict[str, Any]) -> None:
-        """Begin a run."""
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self.write_facts(facts)
+        """Begin a run, where none of its files would be written over."""
+        found = [name for name in FILES if (self.path / name).exists()]
+        if found or self._newest_first():
+            what = found[0] if found else "checkpoints"
+            raise CheckpointError(f"{self.path} holds {what} but no run.json: choose another directory")
+        try:
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+            self.write_facts(facts)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be made a run directory: {error.strerror}") from error
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """run.json."""
@@ -108,14 +118,16 @@ class RunDirectory:
 
     def must_match(self, new: Any) -> None:
         """Refuse to go on with another run."""
-        different = _differences(self.facts()["identity"], json.loads(json.dumps(new)))
+        different = _differences(self.facts().get("identity"), json.loads(json.dumps(new)))
         if different:
             raise CheckpointError(
                 f"{self.path} holds another run: {'; '.join(different[:3])}. Choose another directory, or its settings"
             )
 
     def save(self, round: int, saved: Saved) -> None:
-        """A checkpoint after `round`; the newest two are kept."""
+        """A checkpoint after `round`, with the metrics so far safely on the disk; the newest two are kept."""
+        with open(self.path / "metrics.jsonl", "a") as file:
+            os.fsync(file.fileno())
         write_atomically(self._checkpoints / f"round-{round:07d}.safetensors", pack(saved, round=str(round)))
         for old in self._newest_first()[CHECKPOINTS:]:
             old.unlink()
@@ -135,11 +147,12 @@ class RunDirectory:
     def latest(self) -> tuple[int, Saved] | None:
         """The newest checkpoint that can be read, with its round; None where there is none."""
         paths = self._newest_first()
-        for path in paths:
+        for i, path in enumerate(paths):
             found = self._read(path)
             if found is not None:
+                for damaged in paths[:i]:  # only now: with none to fall back on, the next resume must not start over
+                    damaged.rename(damaged.with_suffix(".damaged"))
                 return found
-            path.rename(path.with_suffix(".damaged"))
         if paths:
             raise CheckpointError(f"none of the {len(paths)} checkpoints in {self._checkpoints} can be read")
         return None

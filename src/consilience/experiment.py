@@ -125,6 +125,8 @@ def fit(
             if old is None:
                 directory.create(facts)
             done = _restore(run, directory) if old else 0
+            if done > rounds:
+                raise CheckpointError(f"{directory.path} has gone on to round {done} already: rounds is only {rounds}")
         loop = _Loop(run, session, directory, facts, seed, evaluate_every, checkpoint_every, test, callbacks)
         loop.go(done, rounds, progress)
         if test is not None and directory is not None:
@@ -142,7 +144,13 @@ def _checked(
     evaluate_every: int | None,
     checkpoint_every: int,
 ) -> tuple[int, int]:
-    for name, value in {"rounds": rounds, "cohort": cohort, "checkpoint_every": checkpoint_every}.items():
+    at_least_one = {
+        "rounds": rounds,
+        "cohort": cohort,
+        "evaluate_every": evaluate_every,
+        "checkpoint_every": checkpoint_every,
+    }
+    for name, value in at_least_one.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if cohort is not None and cohort > len(federation):
@@ -153,6 +161,8 @@ def _checked(
         raise DataError(f"{len(empty)} of {len(federation)} clients have no data, among them {names}: leave them out")
     task.check(federation.data)
     if test is not None:
+        if isinstance(test, Federation) and not test.examples:
+            raise DataError(f"none of the {len(test)} clients has any test data: hold out a larger share")
         task.check(test.data if isinstance(test, Federation) else test)
     return cohort or len(federation), evaluate_every or max(1, rounds // 10)
 
@@ -231,6 +241,10 @@ def _restore(run: Run, directory: RunDirectory) -> int:
         directory.history(up_to=0)
         return 0
     done, saved = found
+    in_files = isinstance(saved.states, Tensor)
+    if saved.states is not None and in_files != isinstance(run.states, OnDisk):
+        place = "files" if in_files else "memory"
+        raise CheckpointError(f"{directory.path} keeps the clients' states in {place}: give state_memory as before")
     run.server = to(saved.server, run.task.device)
     run.states.restore(saved.states)
     run.history = directory.history(up_to=done)

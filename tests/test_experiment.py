@@ -1,0 +1,692 @@
+"""fit: what a run leaves behind, that a resumed run is the same run, and that one bad client spoils nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import consilience as cs
+from consilience.errors import CheckpointError, ConfigError, DataError, RecordError
+from consilience.evaluation import evaluate
+from consilience.records import leaves, tree_map
+from scenarios import NAMES, SIZES, blobs, gradient, linear
+
+HERE = cs.Simulator(device="cpu", chunk=4, workers=1)
+FORKED = cs.Simulator(device="cpu", chunk=4, workers=2)
+TRAIN = cs.SGD(lr=0.1, momentum=0.5, batch=4)
+PARAMETERS = 4  # of scenarios.linear
+
+
+def fit(algorithm: cs.Algorithm, task: cs.Task, federation: cs.Federation, **options: Any) -> cs.Run:
+    options = {"rounds": 4, "engine": HERE, "progress": False, "checkpoint_every": 1} | options
+    return cs.fit(algorithm, task, federation, **options)
+
+
+def timeless(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in history]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    pairs = list(zip(leaves(one), leaves(other), strict=True))
+    assert all(name == same and torch.equal(x, y) for (name, x), (same, y) in pairs)
+
+
+def assert_same_run(a: cs.Run, b: cs.Run) -> None:
+    """Equal in every bit: the server, all clients' states, the history but for the clock."""
+    ids = torch.arange(len(a.federation))
+    assert_same(a.server, b.server)
+    assert_same(a.states.gather(ids), b.states.gather(ids))
+    assert timeless(a.history) == timeless(b.history)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def read_lines(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Newest first."""
+    return sorted((directory / "checkpoints").glob("*.safetensors"), reverse=True)
+
+
+# What a run is
+
+
+def test_one_full_batch_step_by_everyone_is_gradient_descent_on_the_pooled_loss() -> None:
+    task, federation = linear()
+    run = fit(cs.FedAvg(cs.SGD(lr=0.1, batch=max(SIZES))), task, federation, rounds=3)
+    theta = torch.zeros(PARAMETERS)
+    for _ in range(3):
+        theta = theta - 0.1 * gradient(federation.data, theta)
+    torch.testing.assert_close(run.posterior.mean, theta)
+
+
+def test_the_history_has_a_line_a_round_and_its_loss_is_weighted_by_examples() -> None:
+    task, federation = linear()
+    run = fit(cs.FedAvg(cs.SGD(lr=0.0, batch=max(SIZES))), task, federation, rounds=3)
+    assert [line["round"] for line in run.history] == [1, 2, 3]
+    assert all(line["clients"] == len(SIZES) and line["rejected"] == [] for line in run.history)
+    loss = float(0.5 * federation.data.y.square().mean())  # of the zero model, over everybody's examples
+    assert run.history[0]["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_bytes_are_those_of_the_weights_down_and_of_weights_and_one_count_up() -> None:
+    task, federation = linear()
+    (line,) = fit(cs.FedAvg(TRAIN), task, federation, rounds=1, cohort=3).history
+    assert line["bytes_down"] == 3 * PARAMETERS * 4
+    assert line["bytes_up"] == 3 * (PARAMETERS + 1) * 4
+
+
+def test_the_server_optimizers_memory_is_not_sent() -> None:
+    task, federation = linear()
+    (line,) = fit(cs.FedAvg(TRAIN, server=cs.Adam()), task, federation, rounds=1).history
+    assert line["bytes_down"] == len(SIZES) * PARAMETERS * 4
+
+
+def test_a_cohort_is_drawn_anew_each_round_from_the_seed() -> None:
+    task, federation = linear(sizes=(2,) * 12, names=None)
+    everyone = set()
+
+    def watch(run: cs.Run, line: dict[str, Any]) -> None:
+        everyone.update({c for c in range(12) if not torch.equal(run.personal(c).mean, torch.zeros(PARAMETERS))})
+
+    fit(cs.LocalOnly(TRAIN), task, federation, rounds=1, cohort=3, callbacks=[watch])
+    first = set(everyone)
+    fit(cs.LocalOnly(TRAIN), task, federation, rounds=6, cohort=3, callbacks=[watch])
+    assert len(first) == 3
+    assert len(everyone) > 6
+    everyone.clear()
+    fit(cs.LocalOnly(TRAIN), task, federation, rounds=1, cohort=3, seed=1, callbacks=[watch])
+    assert everyone != first
+
+
+def test_metrics_on_disk_are_the_history(tmp_path: Path) -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedAvg(TRAIN), task, train, test=test, out=tmp_path / "run", evaluate_every=2)
+    assert read_lines(tmp_path / "run") == run.history
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text()) == run.evaluate(test).to_json()
+
+
+def test_run_json_says_what_was_run_on_what(tmp_path: Path) -> None:
+    task, train, _ = blobs()
+    run = fit(cs.FedProx(TRAIN, mu=0.3), task, train, out=tmp_path / "run", cohort=2, seed=7)
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["algorithm"]["name"] == "FedProx"
+    assert facts["algorithm"]["mu"] == 0.3
+    assert facts["algorithm"]["train"]["lr"] == TRAIN.lr
+    assert (facts["rounds"], facts["cohort"], facts["seed"]) == (4, 2, 7)
+    assert facts["task"]["parameters"] == run.task.size
+    assert facts["federation"]["sizes"] == train.sizes.tolist()
+    assert torch.equal(torch.tensor(facts["federation"]["label_counts"]), train.label_counts())
+    assert facts["plan"]["chunk"] == HERE.chunk
+
+
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    task, federation = linear()
+    fit(cs.FedAvg(TRAIN), task, federation, rounds=5, out=tmp_path / "run")
+    assert [path.stem for path in checkpoints(tmp_path / "run")] == ["round-0000005", "round-0000004"]
+
+
+def test_callbacks_are_called_with_the_run_and_the_line_after_each_round() -> None:
+    task, federation = linear()
+    seen: list[tuple[cs.Run, dict[str, Any], Tensor]] = []
+    run = fit(cs.FedAvg(TRAIN), task, federation, callbacks=[lambda r, line: seen.append((r, line, r.posterior.mean))])
+    assert [line for _, line, _ in seen] == run.history
+    assert all(r is run for r, _, _ in seen)
+    assert torch.equal(seen[-1][2], run.posterior.mean)
+    assert not torch.equal(seen[-2][2], run.posterior.mean)
+
+
+@pytest.mark.parametrize(("rounds", "every", "expected"), [(7, 3, [3, 6, 7]), (3, 5, [3]), (20, None, range(2, 21, 2))])
+def test_the_model_is_evaluated_every_so_often_and_at_the_end(
+    rounds: int, every: int | None, expected: list[int]
+) -> None:
+    task, federation = linear()
+    run = fit(cs.FedAvg(TRAIN), task, federation, rounds=rounds, test=federation.data, evaluate_every=every)
+    assert [line["round"] for line in run.history if "eval" in line] == list(expected)
+
+
+def test_without_test_data_nothing_is_evaluated(tmp_path: Path) -> None:
+    task, federation = linear()
+    run = fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run", evaluate_every=1)
+    assert all("eval" not in line for line in run.history)
+    assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_the_released_model_predicts_as_the_run_does() -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedAvg(TRAIN), task, train, rounds=10)
+    x = test.data.x[:5]
+    expected = run.model(x).softmax(-1)
+    torch.testing.assert_close(run.predict(x), expected)
+    torch.testing.assert_close(run.predict(x, samples=3), expected)  # a point has nothing to average over
+    assert isinstance(run.posterior, cs.Point)
+    assert all(parameter.requires_grad for parameter in run.model.parameters())
+
+
+def test_the_users_module_is_left_alone() -> None:
+    module = nn.Linear(3, 1)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    _, federation = linear()
+    fit(cs.FedAvg(TRAIN), cs.Regression(module), federation)
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+def test_a_run_learns_and_says_how_well_for_each_client_and_for_all() -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedAvg(cs.SGD(lr=0.3, batch=5)), task, train, rounds=20)
+    evaluation = run.evaluate(test)
+    assert evaluation.point["accuracy"] > 0.9
+    assert evaluation.marginal is None
+    assert [client["examples"] for client in evaluation.clients] == test.sizes.tolist()
+    weights = test.sizes / test.sizes.sum()
+    mean = sum(float(w) * c["metrics"]["accuracy"] for w, c in zip(weights, evaluation.clients, strict=True))
+    assert evaluation.point["accuracy"] == pytest.approx(mean, abs=1e-6)
+    pooled = run.evaluate(test.data.subset(test.order))
+    assert pooled.point == pytest.approx(evaluation.point, abs=1e-5)
+    assert pooled.clients == []
+
+
+def test_clients_are_named_in_their_evaluation() -> None:
+    task, federation = linear()
+    run = fit(cs.FedAvg(TRAIN), task, federation)
+    assert [client["name"] for client in run.evaluate(federation).clients] == list(NAMES)
+
+
+def test_local_only_is_scored_by_every_clients_own_model() -> None:
+    task, federation = linear()
+    run = fit(cs.LocalOnly(cs.SGD(lr=0.1, batch=100)), task, federation, rounds=3)
+    for client in range(len(federation)):
+        theta = torch.zeros(PARAMETERS)
+        for _ in range(3):
+            theta = theta - 0.1 * gradient(federation.client(client), theta)
+        torch.testing.assert_close(run.personal(client).mean, theta)
+    alone = [evaluate(run.task, run.personal(c), federation.client(c)).point["mse"] for c in range(len(federation))]
+    assert [client["metrics"]["mse"] for client in run.evaluate(federation).clients] == pytest.approx(alone)
+    average = evaluate(run.task, run.posterior, federation)
+    assert run.evaluate(federation).point["mse"] != pytest.approx(average.point["mse"])
+
+
+def test_pooled_sees_everybodys_data_at_once() -> None:
+    task, federation = linear()
+    run = fit(cs.Pooled(cs.SGD(lr=0.1, batch=100)), task, federation, rounds=2, cohort=3, test=federation)
+    theta = torch.zeros(PARAMETERS)
+    for _ in range(2):
+        theta = theta - 0.1 * gradient(federation.data, theta)
+    torch.testing.assert_close(run.posterior.mean, theta)
+    assert run.history[-1]["clients"] == 1
+    assert [client["name"] for client in run.evaluate(federation).clients] == list(NAMES)
+
+
+def test_a_posterior_is_scored_both_at_its_mean_and_averaged() -> None:
+    task, federation = linear()
+
+    @cs.algorithm
+    class Uncertain(cs.Algorithm):
+        """FedAvg that claims a precision."""
+
+        inner: cs.FedAvg = cs.FedAvg(TRAIN)
+
+        def start(self, task: cs.Task, info: cs.Info) -> Any:
+            return self.inner.start(task, info)
+
+        def message(self, server: Any, ids: Tensor) -> Any:
+            return self.inner.message(server, ids)
+
+        def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.Cohort) -> Any:
+            return self.inner.local(task, message, state, cohort)
+
+        def fuse(self, server: Any, update: Any) -> Any:
+            return self.inner.fuse(server, update)
+
+        def posterior(self, server: Any) -> cs.Gaussian:
+            mean = self.inner.posterior(server).mean
+            return cs.Gaussian.of(mean, torch.full_like(mean, 4.0))
+
+    run = fit(Uncertain(), task, federation, test=federation.data)
+    assert isinstance(run.posterior, cs.Gaussian)
+    assert run.history[-1]["marginal"].keys() == run.history[-1]["eval"].keys()
+    assert run.history[-1]["marginal"]["mse"] != run.history[-1]["eval"]["mse"]
+    x = federation.data.x
+    torch.testing.assert_close(run.predict(x), run.model(x), msg="without samples, the mean weights predict")
+    assert not torch.equal(run.predict(x, samples=5), run.predict(x))
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize("name", ["rounds", "cohort", "checkpoint_every", "evaluate_every"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_counts_below_one_are_refused_by_name(name: str, value: int) -> None:
+    task, federation = linear()
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got {value}"):
+        fit(cs.FedAvg(), task, federation, **{name: value})
+
+
+def test_a_cohort_larger_than_the_federation_is_refused() -> None:
+    task, federation = linear()
+    with pytest.raises(ConfigError, match="cohort is 6, but the federation has 5 clients"):
+        fit(cs.FedAvg(), task, federation, cohort=6)
+
+
+def test_a_client_without_data_is_refused_by_name(tmp_path: Path) -> None:
+    task, federation = linear(sizes=(3, 0, 2, 1, 0))
+    with pytest.raises(DataError, match="2 of 5 clients have no data, among them 'Bern', 'Zug'"):
+        fit(cs.FedAvg(), task, federation, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_outside_the_models_classes_are_refused_in_training_and_test_data() -> None:
+    _, train, test = blobs()
+    task = cs.Classification(nn.Linear(2, 2))
+    with pytest.raises(DataError, match=r"labels lie in 0\.\.2, but the module has 2 outputs"):
+        fit(cs.FedAvg(), task, train)
+    mended = replace(train, data=replace(train.data, y=train.data.y.clamp_max(1)))
+    with pytest.raises(DataError, match=r"labels lie in 0\.\.2, but the module has 2 outputs"):
+        fit(cs.FedAvg(), task, mended, test=test)
+
+
+def test_a_held_out_share_that_leaves_nobody_a_test_example_is_refused() -> None:
+    task, federation = linear(sizes=(3, 3), names=None)
+    train, test = federation.split(0.1)
+    with pytest.raises(DataError, match="none of the 2 clients has any test data"):
+        fit(cs.FedAvg(), task, train, test=test)
+
+
+def test_states_that_outgrow_memory_need_a_directory() -> None:
+    task, federation = linear()
+    with pytest.raises(ConfigError, match=r"more than state_memory .*: pass out="):
+        fit(cs.LocalOnly(TRAIN), task, federation, state_memory=len(SIZES) * PARAMETERS * 4 - 1)
+    fit(cs.LocalOnly(TRAIN), task, federation, state_memory=len(SIZES) * PARAMETERS * 4)
+
+
+def test_resume_without_a_directory_is_refused() -> None:
+    task, federation = linear()
+    with pytest.raises(ConfigError, match="pass out="):
+        fit(cs.FedAvg(), task, federation, resume=True)
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(tmp_path: Path, more: int) -> None:
+    task, federation = linear()
+    fit(cs.FedAvg(TRAIN), task, federation, test=federation, out=tmp_path / "run")
+    before = files(tmp_path)
+    with pytest.raises(CheckpointError, match="holds a run already: resume it, or choose another directory"):
+        fit(cs.FedAvg(TRAIN), task, federation, test=federation, rounds=4 + more, out=tmp_path / "run")
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "report.html", "checkpoints/round-1.safetensors"])
+def test_a_directory_with_somebody_elses_files_is_refused_and_they_are_kept(tmp_path: Path, name: str) -> None:
+    task, federation = linear()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / name).write_text("mine")
+    before = files(tmp_path)
+    with pytest.raises(CheckpointError, match=f"holds {name.split('/')[0]} but no run.json"):
+        fit(cs.FedAvg(), task, federation, out=tmp_path)
+    assert files(tmp_path) == before
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    task, federation = linear()
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(CheckpointError, match="cannot be made a run directory"):
+        fit(cs.FedAvg(), task, federation, out=tmp_path / "run")
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+# Resuming
+
+
+class Power(Exception):  # noqa: N818
+    """Goes off."""
+
+
+def cut(at: int) -> Any:
+    """A callback that ends the run without a word after round `at`, before that round's checkpoint."""
+
+    def callback(run: cs.Run, line: dict[str, Any]) -> None:
+        if line["round"] == at:
+            raise Power
+
+    return callback
+
+
+RUNS = {
+    "FedAvg": (cs.FedAvg(TRAIN, server=cs.Momentum(momentum=0.9)), {}),
+    "FedAvg, Adam, a cohort of two": (cs.FedAvg(TRAIN, server=cs.Adam()), {"cohort": 2}),
+    "LocalOnly in memory": (cs.LocalOnly(TRAIN), {"cohort": 3}),
+    "LocalOnly on disk": (cs.LocalOnly(TRAIN), {"cohort": 3, "state_memory": 0}),
+    "LocalOnly on disk, forked": (cs.LocalOnly(TRAIN), {"cohort": 3, "state_memory": 0, "engine": FORKED}),
+}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", RUNS)
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, name: str, every: int) -> None:
+    task, federation = linear()
+    algorithm, options = RUNS[name]
+    options = {"rounds": 8, "test": federation, "checkpoint_every": every, **options}
+    whole = fit(algorithm, task, federation, out=tmp_path / "whole", **options)
+    for at in (1, 5, 6):
+        with pytest.raises(Power):
+            fit(algorithm, task, federation, out=tmp_path / "parts", resume=True, callbacks=[cut(at)], **options)
+    resumed = fit(algorithm, task, federation, out=tmp_path / "parts", resume=True, **options)
+    assert_same_run(whole, resumed)
+    assert read_lines(tmp_path / "parts") == resumed.history
+    one, other = (cs.unpack(checkpoints(tmp_path / which)[0].read_bytes()) for which in ("whole", "parts"))
+    assert_same(one, other)
+    whole_scores, parts_scores = ((tmp_path / w / "evaluation.json").read_bytes() for w in ("whole", "parts"))
+    assert whole_scores == parts_scores
+
+
+def test_states_on_disk_are_those_in_memory_and_old_files_go(tmp_path: Path) -> None:
+    task, federation = linear()
+    memory = fit(cs.LocalOnly(TRAIN), task, federation, rounds=6)
+    disk = fit(cs.LocalOnly(TRAIN), task, federation, rounds=6, out=tmp_path / "run", state_memory=0)
+    assert_same_run(memory, disk)
+    names = {path.name for path in (tmp_path / "run" / "states").iterdir()}
+    assert names == {f"{client}-{round}.safetensors" for client in range(len(SIZES)) for round in (5, 6)}
+
+
+@pytest.mark.parametrize(("first", "then", "place"), [(0, 1 << 20, "files"), (1 << 20, 0, "memory")])
+def test_a_run_keeps_states_where_it_began_to(tmp_path: Path, first: int, then: int, place: str) -> None:
+    task, federation = linear()
+    fit(cs.LocalOnly(TRAIN), task, federation, out=tmp_path / "run", state_memory=first)
+    with pytest.raises(CheckpointError, match=f"keeps the clients' states in {place}: give state_memory as before"):
+        fit(cs.LocalOnly(TRAIN), task, federation, rounds=6, out=tmp_path / "run", resume=True, state_memory=then)
+
+
+def test_a_state_file_that_is_damaged_is_named(tmp_path: Path) -> None:
+    task, federation = linear()
+    fit(cs.LocalOnly(TRAIN), task, federation, out=tmp_path / "run", state_memory=0)
+    (tmp_path / "run" / "states" / "3-4.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"state of client 3 cannot be read from .*3-4\.safetensors"):
+        fit(cs.LocalOnly(TRAIN), task, federation, rounds=6, out=tmp_path / "run", resume=True, state_memory=0)
+
+
+def test_a_finished_run_can_go_on_to_more_rounds(tmp_path: Path) -> None:
+    task, federation = linear()
+    whole = fit(cs.FedAvg(TRAIN), task, federation, rounds=7)
+    fit(cs.FedAvg(TRAIN), task, federation, rounds=4, out=tmp_path / "run")
+    assert_same_run(whole, fit(cs.FedAvg(TRAIN), task, federation, rounds=7, out=tmp_path / "run", resume=True))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["rounds"] == 7
+
+
+def test_a_finished_run_that_is_resumed_is_read_and_not_run(tmp_path: Path) -> None:
+    task, federation = linear()
+    done = fit(cs.LocalOnly(TRAIN), task, federation, out=tmp_path / "run", test=federation)
+    before = files(tmp_path)
+    again = fit(
+        cs.LocalOnly(TRAIN), task, federation, out=tmp_path / "run", test=federation, resume=True, callbacks=[cut(4)]
+    )
+    assert_same_run(done, again)
+    assert again.history == done.history
+    assert files(tmp_path) == before
+
+
+def test_a_run_cannot_be_resumed_to_fewer_rounds_than_it_has(tmp_path: Path) -> None:
+    task, federation = linear()
+    fit(cs.FedAvg(TRAIN), task, federation, rounds=4, out=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="has gone on to round 4 already: rounds is only 3"):
+        fit(cs.FedAvg(TRAIN), task, federation, rounds=3, out=tmp_path / "run", resume=True)
+
+
+def changed_weights(task: cs.Regression) -> cs.Regression:
+    module = nn.Linear(3, 1)
+    nn.init.ones_(module.weight)
+    return cs.Regression(module)
+
+
+def another_partition(federation: cs.Federation) -> cs.Federation:
+    return replace(federation, order=federation.order.flip(0))
+
+
+OTHERS: dict[str, tuple[str, Any]] = {
+    "lr": (
+        r"algorithm\.train\.lr is 0\.1 there and 0\.2 here",
+        lambda a, t, f: (cs.FedAvg(replace(TRAIN, lr=0.2)), t, f, {}),
+    ),
+    "method": (
+        r"algorithm\.name is 'FedAvg' there and 'FedProx' here",
+        lambda a, t, f: (cs.FedProx(TRAIN), t, f, {}),
+    ),
+    "server": (
+        r"algorithm\.server\.name is 'Momentum' there and 'Adam' here",
+        lambda a, t, f: (cs.FedAvg(TRAIN, server=cs.Adam()), t, f, {}),
+    ),
+    "seed": (r"seed is 0 there and 1 here", lambda a, t, f: (a, t, f, {"seed": 1})),
+    "cohort": (r"cohort is 5 there and 2 here", lambda a, t, f: (a, t, f, {"cohort": 2})),
+    "partition": (
+        r"federation\.partition is \d+ there and \d+ here",
+        lambda a, t, f: (a, t, another_partition(f), {}),
+    ),
+    "module": (
+        r"task\.module is 'Linear\(.*\)' there and 'Sequential\(",
+        lambda a, t, f: (a, cs.Regression(nn.Sequential(nn.Linear(3, 1))), f, {}),
+    ),
+    "weights": (r"task\.weights is \d+ there and \d+ here", lambda a, t, f: (a, changed_weights(t), f, {})),
+    "noise": (
+        r"task\.noise is 1\.0 there and 0\.5 here",
+        lambda a, t, f: (a, cs.Regression(t.module, noise=0.5), f, {}),
+    ),
+    "precision": (
+        r"precision is 'float32' there and 'float64' here",
+        lambda a, t, f: (a, t, f, {"engine": replace(HERE, precision="float64")}),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_run_is_not_resumed_and_the_difference_is_named(tmp_path: Path, what: str) -> None:
+    task, federation = linear()
+    algorithm = cs.FedAvg(TRAIN)
+    fit(algorithm, task, federation, out=tmp_path / "run")
+    before = files(tmp_path)
+    sentence, change = OTHERS[what]
+    algorithm, task, federation, options = change(algorithm, task, federation)
+    with pytest.raises(CheckpointError, match=sentence):
+        fit(algorithm, task, federation, rounds=6, out=tmp_path / "run", resume=True, **options)
+    assert files(tmp_path) == before
+
+
+def test_a_resumed_run_follows_the_plan_it_began_with(tmp_path: Path) -> None:
+    task, federation = linear()
+    fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run")
+    other = cs.Simulator(device="cpu", chunk=2, workers=2)
+    run = fit(cs.FedAvg(TRAIN), task, federation, rounds=6, out=tmp_path / "run", resume=True, engine=other)
+    assert run.plan is not None
+    assert (run.plan.chunk, run.plan.workers) == (4, 1)
+    assert_same_run(run, fit(cs.FedAvg(TRAIN), task, federation, rounds=6))
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "LocalOnly in memory", "LocalOnly on disk"])
+@pytest.mark.parametrize("keep", [0, 7, 100])
+def test_a_truncated_checkpoint_is_set_aside_for_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, keep: int
+) -> None:
+    task, federation = linear()
+    algorithm, options = RUNS[name]
+    whole = fit(algorithm, task, federation, rounds=9, out=tmp_path / "whole", **options)
+    run = tmp_path / "run"
+    fit(algorithm, task, federation, rounds=6, checkpoint_every=2, out=run, **options)
+    newest, before = checkpoints(run)
+    newest.write_bytes(newest.read_bytes()[:keep])
+    with caplog.at_level(logging.WARNING, "consilience"):
+        resumed = fit(algorithm, task, federation, rounds=9, out=run, resume=True, **options)
+    assert "round-0000006.safetensors cannot be read" in caplog.text
+    assert "falling back to the one before" in caplog.text
+    assert_same_run(whole, resumed)
+    assert newest.with_suffix(".damaged").exists()
+    assert before.stem == "round-0000004"
+
+
+def test_with_all_checkpoints_damaged_a_run_is_not_silently_begun_again(tmp_path: Path) -> None:
+    task, federation = linear()
+    fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run")
+    for path in checkpoints(tmp_path / "run"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = files(tmp_path)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* can be read"):
+            fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run", resume=True)
+    assert files(tmp_path) == before
+
+
+def test_a_run_json_that_is_no_json_is_named(tmp_path: Path) -> None:
+    task, federation = linear()
+    fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is not a run directory"):
+        fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run", resume=True)
+
+
+def test_a_torn_last_line_of_metrics_is_dropped(tmp_path: Path) -> None:
+    task, federation = linear()
+    options = {"rounds": 6, "out": tmp_path / "run", "checkpoint_every": 2, "resume": True}
+    with pytest.raises(Power):
+        fit(cs.FedAvg(TRAIN), task, federation, callbacks=[cut(3)], **options)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"round": 4, "sec')
+    run = fit(cs.FedAvg(TRAIN), task, federation, **options)
+    assert [line["round"] for line in read_lines(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert_same_run(run, fit(cs.FedAvg(TRAIN), task, federation, rounds=6))
+
+
+# Bad clients
+
+
+@cs.algorithm
+class Tampered(cs.Algorithm):
+    """LocalOnly, but something happens to the clients `victims` from round `since` on."""
+
+    victims: tuple[int, ...] = (3,)
+    since: int = 2
+    what: str = "nan"
+    inner: cs.LocalOnly = cs.LocalOnly(TRAIN)
+
+    def start(self, task: cs.Task, info: cs.Info) -> cs.Point:
+        return self.inner.start(task, info)
+
+    def client(self, task: cs.Task, info: cs.Info, n: Tensor) -> cs.Point:
+        return self.inner.client(task, info, n)
+
+    def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.Cohort) -> Any:
+        update, new = self.inner.local(task, message, state, cohort)
+        hit = torch.isin(cohort.ids, torch.tensor(self.victims)) & (cohort.round >= self.since)
+        if self.what == "raise" and bool(hit.any()):
+            raise ZeroDivisionError("no beds left")
+        bad = float(self.what) if self.what != "raise" else 0.0
+        poison = torch.where(hit, bad, 0.0).unsqueeze(1)
+        return tree_map(lambda leaf: leaf + poison, update), new
+
+    def fuse(self, server: Any, update: Any) -> cs.Point:
+        return self.inner.fuse(server, update)
+
+    def posterior(self, server: cs.Point) -> cs.Point:
+        return server
+
+    def personal(self, server: cs.Point, state: cs.Point) -> cs.Point:
+        return state
+
+
+@pytest.mark.parametrize("engine", [HERE, FORKED, replace(HERE, chunk=1)], ids=["batched", "forked", "one by one"])
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_a_client_with_an_update_that_is_not_finite_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: cs.Simulator, bad: str
+) -> None:
+    task, federation = linear()
+    with caplog.at_level(logging.WARNING, "consilience"):
+        run = fit(Tampered(what=bad), task, federation, engine=engine, out=tmp_path / "run")
+    expected = [{"client": "Genf", "reason": "its update's total.theta is not finite"}]
+    assert [line["rejected"] for line in run.history] == [[], expected, expected, expected]
+    assert [line["clients"] for line in run.history] == [5, 4, 4, 4]
+    assert read_lines(tmp_path / "run") == run.history
+    warned = [r.getMessage() for r in caplog.records if "was left out" in r.getMessage()]
+    assert warned == [
+        f"round {n}: the update of client 'Genf' was left out: its update's total.theta is not finite"
+        for n in (2, 3, 4)
+    ]
+    assert bool(run.posterior.mean.isfinite().all())
+    kept = torch.tensor([0, 1, 2, 4])
+    own = torch.stack([run.personal(int(c)).mean for c in kept])
+    weight = federation.sizes[kept].unsqueeze(1)
+    torch.testing.assert_close(run.posterior.mean, (own * weight).sum(0) / weight.sum(), msg="the others' average")
+
+
+def test_a_rejected_clients_state_stays_as_it_was() -> None:
+    task, federation = linear()
+    states = []
+    fit(Tampered(), task, federation, callbacks=[lambda run, _: states.append(run.personal(3).mean)])
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
+def test_a_client_whose_own_data_blow_up_is_left_out() -> None:
+    task, federation = linear()
+    x = federation.data.x.clone()
+    x[federation.indices(1)] *= 1e25
+    wild = replace(federation, data=replace(federation.data, x=x))
+    run = fit(cs.FedAvg(cs.SGD(lr=0.1, batch=1)), task, wild, rounds=2)
+    assert [[r["client"] for r in line["rejected"]] for line in run.history] == [["Bern"], ["Bern"]]
+    assert bool(run.posterior.mean.isfinite().all())
+    assert not torch.equal(run.posterior.mean, torch.zeros(PARAMETERS))
+
+
+@pytest.mark.parametrize("engine", [HERE, FORKED], ids=["here", "forked"])
+def test_a_round_that_rejects_everybody_keeps_the_model(tmp_path: Path, engine: cs.Simulator) -> None:
+    task, federation = linear(sizes=(8, 9, 7), names=None)
+    run = fit(
+        cs.FedAvg(cs.SGD(lr=1e30, batch=2)),
+        task,
+        federation,
+        rounds=2,
+        engine=engine,
+        out=tmp_path / "run",
+        test=federation,
+    )
+    assert torch.equal(run.posterior.mean, torch.zeros(PARAMETERS))
+    assert [line["clients"] for line in run.history] == [0, 0]
+    assert all({r["client"] for r in line["rejected"]} == {"0", "1", "2"} for line in run.history)
+    assert read_lines(tmp_path / "run") == run.history
+
+
+def test_a_rejected_client_is_no_hindrance_to_resuming(tmp_path: Path) -> None:
+    task, federation = linear()
+    whole = fit(Tampered(), task, federation, rounds=6)
+    with pytest.raises(Power):
+        fit(Tampered(), task, federation, rounds=6, out=tmp_path / "run", callbacks=[cut(4)])
+    assert_same_run(whole, fit(Tampered(), task, federation, rounds=6, out=tmp_path / "run", resume=True))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_exception_in_a_clients_code_names_client_round_and_stage(tmp_path: Path, workers: int) -> None:
+    task, federation = linear()
+    engine = cs.Simulator(device="cpu", chunk=1, workers=workers)
+    with pytest.raises(cs.ClientError) as caught:
+        fit(Tampered(what="raise", since=3), task, federation, engine=engine, out=tmp_path / "run")
+    error = caught.value
+    assert (error.client, error.round, error.stage) == ("Genf", 3, "local")
+    assert str(error) == "client 'Genf' failed in round 3, stage 'local': ZeroDivisionError: no beds left"
+    assert [path.stem for path in checkpoints(tmp_path / "run")] == ["round-0000002", "round-0000001"]
+
+
+@pytest.mark.parametrize("engine", [HERE, FORKED], ids=["here", "forked"])
+def test_a_state_of_the_wrong_shape_is_refused_before_it_is_kept(engine: cs.Simulator) -> None:
+    class Growing(cs.LocalOnly):
+        def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.Cohort) -> Any:
+            update, new = super().local(task, message, state, cohort)
+            return update, cs.Point(torch.cat([new.theta, new.theta], dim=1))
+
+    task, federation = linear()
+    with pytest.raises(RecordError, match=r"client state: theta has shape \(5, 8\) where \(5, 4\) was expected"):
+        fit(Growing(TRAIN), task, federation, engine=engine)
