@@ -54,11 +54,48 @@ class FrozenBatchNorm(nn.Module):
         return nn.functional.batch_norm(x, self.mean, self.var, self.weight, self.bias, eps=self.eps)
 
 
+class Tap:
+    """A hook that stays on a layer, shut until it is used: it notes the layer's input and can add to its output.
+    To register a hook when one is needed would be plainer, but compiled code cannot."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self.input: Tensor | None = None
+        self.offset: Tensor | None = None
+
+    def __call__(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """What the layer returns from now on."""
+        if not self.used:
+            return output
+        self.input = args[0]
+        if self.offset is None or self.offset.shape != output.shape:
+            return output
+        return output + self.offset.to(output.dtype)
+
+    def open(self, offset: Tensor | None) -> None:
+        """Take note from now on; `offset` is added to outputs of its shape."""
+        self.used, self.offset = True, offset
+
+    def close(self) -> Tensor | None:
+        """The last input since `open`, None without any."""
+        seen, self.used, self.input, self.offset = self.input, False, None, None
+        return seen
+
+
+def with_taps(module: nn.Module, names: list[str]) -> tuple[nn.Module, dict[str, Tap]]:
+    """A copy (of all but the parameters) whose layers `names` have taps."""
+    tapped = copy.deepcopy(module, {id(p): p for p in module.parameters()})
+    taps = {name: Tap() for name in names}
+    for name, tap in taps.items():
+        tapped.get_submodule(name).register_forward_hook(tap)
+    return tapped, taps
+
+
 def _swap(module: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> nn.Module:
     module = copy.deepcopy(module)
     if isinstance(module, kind):
         return make(module)
-    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
+    made: dict[Any, nn.Module] = {}  # a layer that stands in two places stays one layer
     for name, layer in list(module.named_modules(remove_duplicate=False)):
         if isinstance(layer, kind):
             parent, _, attribute = name.rpartition(".")

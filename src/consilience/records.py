@@ -77,7 +77,7 @@ class Weighted:
     def mean(self) -> Tree:
         """Σ w v / Σ w, once the engine has summed over clients."""
         axes, w = self.weight.shape[:-1], self.weight
-        return tree_map(lambda leaf: leaf / w.view(*axes, *[1] * (leaf.dim() - len(axes))), self.total)
+        return tree_map(lambda leaf: leaf / w.view(axes + (1,) * (leaf.dim() - len(axes))), self.total)
 
 
 @record
@@ -225,5 +225,8 @@ def check(value: Tree, like: Tree, what: str = "record") -> None:
 
 
 def _name(tree: Tree) -> str:
-    parts = ", ".join(name for name, _ in leaves(tree))
-    return f"{type(tree).__name__}({parts})"
+    """Types and fields, as one would write them down; a tensor is its field's name alone."""
+    inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in _children(tree)}
+    if tree is None or isinstance(tree, Tensor):
+        return "None" if tree is None else "Tensor"
+    return f"{type(tree).__name__}({', '.join(name + what for name, what in inner.items())})"

@@ -10,19 +10,19 @@ from __future__ import annotations
 import copy
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
-from consilience import keys
+from consilience import fisher, keys
 from consilience.data.augment import Augmentation
 from consilience.data.dataset import Dataset
 from consilience.errors import DataError, TaskError
-from consilience.layers import check_layers, with_keyed_dropout
+from consilience.layers import check_layers, with_keyed_dropout, with_taps
 from consilience.metrics import classification, multilabel, regression
 from consilience.records import Tree, record, rows, tree_map
 
@@ -45,11 +45,18 @@ class _Part:
     def __init__(self, module: nn.Module, start: int) -> None:
         check_layers(module)
         self.module = copy.deepcopy(module).eval().requires_grad_(False)
-        self.training, self.key_names = with_keyed_dropout(self.module)
         named = dict(self.module.named_parameters())
         self.names, self.shapes = list(named), [p.shape for p in named.values()]
         self.sizes = [p.numel() for p in named.values()]
         self.slice = slice(start, start + sum(self.sizes))
+        linear = [name for name, layer in self.module.named_modules() if isinstance(layer, nn.Linear)]
+        self.head = linear[-1] if linear else None
+        self.only_linear = fisher.only_linear(self.module)
+        tapped = linear if self.only_linear else linear[-1:]
+        keyed, self.key_names = with_keyed_dropout(self.module)
+        # What computes; `module` stays the user's own.
+        self.evaluation = with_taps(self.module, tapped)
+        self.training = with_taps(keyed, tapped) if self.key_names else self.evaluation
 
     def __call__(self, theta: Tensor, args: tuple[Any, ...], key: Tensor | None) -> Any:
         # One split, so that the gradient comes back as one concatenation and not as a sum of padded slices.
@@ -57,9 +64,9 @@ class _Part:
         tensors: dict[str, Tensor] = {
             name: part.view(shape) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
         }
-        if key is None or not self.key_names:
-            return functional_call(self.module, tensors, args)
-        return functional_call(self.training, tensors | dict.fromkeys(self.key_names, key), args)
+        if key is None:
+            return functional_call(self.evaluation[0], tensors, args)
+        return functional_call(self.training[0], tensors | dict.fromkeys(self.key_names, key), args)
 
 
 class Task(ABC):
@@ -113,8 +120,12 @@ class Task(ABC):
     @property
     def head(self) -> str | None:
         """The name of the last linear layer, if there is one."""
-        linear = [name for name, layer in self.module.named_modules() if isinstance(layer, nn.Linear)]
-        return linear[-1] if linear else None
+        return self._parts[MAIN].head
+
+    @property
+    def only_linear(self) -> bool:
+        """Whether all parameters are those of linear layers, each called once: then Fisher information is cheap."""
+        return self._parts[MAIN].only_linear
 
     def initial(self) -> Tensor:
         """The modules' own initial weights as one vector."""
@@ -160,7 +171,7 @@ class Task(ABC):
         )
         new._parts = copy.deepcopy(self._parts)
         for part in new._parts.values():
-            for module in (part.module, part.training):
+            for module in (part.module, part.evaluation[0], part.training[0]):
                 module.to(device)
                 for buffer in module.buffers():  # parameters come from the flat vector; buffers must match them
                     if buffer.is_floating_point():
@@ -184,15 +195,27 @@ class Task(ABC):
         """One client's (input of the last linear layer, output)."""
         if self.head is None:
             raise TaskError("the module has no linear layer, so it has no features before the last one")
-        seen: list[Tensor] = []
+        output, inputs = self.tapped_one(theta, x, key)
+        return inputs[self.head].to(self.dtype), output
+
+    def tapped_one(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        key: Tensor | None = None,
+        offsets: Mapping[str, Tensor] = types.MappingProxyType({}),
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One client's (output, inputs of linear layers by name: of the last one, or of all when `only_linear`).
+        An offset is added to the output of its layer."""
         part = self._parts[MAIN]
-        module = part.module if key is None or not part.key_names else part.training
-        hook = module.get_submodule(self.head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        _, taps = part.evaluation if key is None else part.training
+        for name, tap in taps.items():
+            tap.open(offsets.get(name))
         try:
             output = self.apply_one(theta, x, key)
         finally:
-            hook.remove()
-        return seen[-1].to(self.dtype), output
+            inputs = {name: tap.close() for name, tap in taps.items()}
+        return output, {name: seen for name, seen in inputs.items() if seen is not None}
 
     def loss_one(self, theta: Tensor, batch: Batch) -> Tensor:
         """One client's mean loss over a batch; padding has weight 0."""
@@ -201,15 +224,8 @@ class Task(ABC):
 
     def fisher_one(self, theta: Tensor, batch: Batch) -> Tensor:
         """Diagonal Fisher information: the mean over examples of (∂ log p(y|x,θ)/∂θ)², y drawn from the model.
-        One squared gradient an example, [B, P] in memory: give it micro-batches."""
-
-        def example(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            return self.losses(self.apply_one(theta, x.unsqueeze(0)), y.unsqueeze(0)).sum()
-
-        y = self.draw(self.apply_one(theta, batch.x), keys.mix(batch.key ^ 0x5EED)).detach()
-        gradients = vmap(grad(example), in_dims=(None, 0, 0))(theta, batch.x, y)
-        total: Tensor = batch.w @ gradients.square()
-        return total / batch.w.sum().clamp_min(1e-12)
+        A squared gradient an example, [B, P] in memory, unless all layers are linear: give it micro-batches."""
+        return fisher.diagonal(self, theta, batch)
 
     def gradient(self, loss: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
         """For `loss(task, θ, *own, *shared)` of one client: (gradient in θ [K, P], loss [K]) of a cohort,
