@@ -141,7 +141,7 @@ class Gaussian:
             trace = (torch.cholesky_inverse(q._root()) * p.lam).sum((-2, -1))
         else:
             trace = (p.lam / q.lam).expand_as(off).sum(-1)
-        distance = (off * Gaussian(torch.zeros_like(off), p.lam).slope(off)).sum(-1)
+        distance = (off * Gaussian(torch.zeros_like(p.eta), p.lam).slope(off)).sum(-1)
         return 0.5 * (trace - self.eta.shape[-1] + distance + q._logdet() - p._logdet())
 
     def sample(self, count: int, seed: int = 0) -> Tensor:
