@@ -1,0 +1,249 @@
+import pytest
+import torch
+from torch import nn
+
+from consilience import keys
+from consilience.errors import TaskError
+from consilience.layers import KeyedDropout, freeze_batchnorm, replace_batchnorm, with_keyed_dropout
+from consilience.records import rows
+from consilience.task import Batch, Classification, Regression
+
+
+def batch(clients, size, *shape, classes=3, seed=0):
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(clients, size, *shape, generator=made)
+    y = torch.randint(classes, (clients, size), generator=made)
+    return Batch(x, y, torch.ones(clients, size), client_keys(clients))
+
+
+def client_keys(clients, step=0):
+    return keys.key(step, purpose="dropout", client=torch.arange(clients))
+
+
+def many(task, clients):
+    return task.initial().expand(clients, -1).clone()
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.BatchNorm1d(4), ["BatchNorm1d", "replace_batchnorm", "freeze_batchnorm"]),
+        (nn.BatchNorm2d(4), ["BatchNorm2d", "replace_batchnorm", "freeze_batchnorm"]),
+        (nn.SyncBatchNorm(4), ["SyncBatchNorm", "replace_batchnorm"]),
+        (nn.BatchNorm1d(4, track_running_stats=False), ["BatchNorm1d", "mixes the examples"]),
+        (nn.InstanceNorm2d(4, track_running_stats=True), ["InstanceNorm2d", "running statistics"]),
+        (nn.LazyLinear(3), ["LazyLinear", "has no shape yet"]),
+        (nn.AlphaDropout(0.5), ["AlphaDropout", "nn.Dropout"]),
+        (nn.FeatureAlphaDropout(0.5), ["FeatureAlphaDropout", "nn.Dropout"]),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.5), ["LSTM", "dropout to 0"]),
+        (nn.GRU(4, 4, num_layers=2, dropout=0.5), ["GRU", "dropout to 0"]),
+        (nn.MultiheadAttention(4, 2, dropout=0.1), ["MultiheadAttention", "dropout to 0"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_layers_that_cannot_be_trained_side_by_side_are_refused_by_name(layer, words):
+    with pytest.raises(TaskError, match=r"layer '1\.inner'") as error:
+        Classification(nn.Sequential(nn.Linear(2, 4), nn.ModuleDict({"inner": layer})))
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.InstanceNorm1d(4), nn.LSTM(4, 4), nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.Dropout(0.5)]
+)
+def test_layers_without_statistics_are_accepted(layer):
+    Classification(nn.Sequential(nn.Linear(2, 4), layer))
+
+
+def test_a_lazy_layer_that_has_seen_data_is_accepted():
+    module = nn.Sequential(nn.LazyLinear(3))
+    module(torch.ones(1, 2))
+    assert Classification(module).size == 9
+
+
+def normed():
+    """A network with BatchNorm that has seen data, so that its statistics are not trivial."""
+    torch.manual_seed(0)
+    shared = nn.BatchNorm2d(6)
+    module = nn.Sequential(
+        nn.Conv2d(2, 6, 3), shared, nn.ReLU(), nn.Conv2d(6, 6, 1), shared, nn.Flatten(), nn.LazyLinear(3)
+    )
+    for _ in range(3):
+        module(3 + 2 * torch.randn(8, 2, 5, 5))
+    return module
+
+
+def test_replaced_batchnorm_trains():
+    task = Classification(replace_batchnorm(normed()))
+    data = batch(3, 4, 2, 5, 5)
+    gradient, _ = task.gradient()(many(task, 3), data)
+    assert bool((gradient != 0).any(0).all())
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(6, 2), (5, 5), (7, 7), (9, 3), (1, 1)])
+def test_a_replacement_has_as_many_groups_as_asked_or_the_next_number_that_fits(channels, groups):
+    asked = groups + 1 if channels > groups else channels + 3
+    replaced = replace_batchnorm(nn.BatchNorm1d(channels), groups=asked)
+    assert isinstance(replaced, nn.GroupNorm)
+    assert channels % replaced.num_groups == 0
+    assert replaced.num_groups == max(g for g in range(1, min(asked, channels) + 1) if channels % g == 0)
+
+
+def test_replacing_leaves_the_original_alone():
+    module = normed()
+    replace_batchnorm(module)
+    freeze_batchnorm(module)
+    assert isinstance(module[1], nn.BatchNorm2d)
+    assert module[1] is module[4]
+
+
+@pytest.mark.parametrize("change", [replace_batchnorm, freeze_batchnorm])
+def test_a_layer_in_two_places_stays_one_layer(change):
+    changed = change(normed())
+    assert changed[1] is changed[4]
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in changed.modules())
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_frozen_batchnorm_computes_what_batchnorm_does_in_evaluation(affine):
+    torch.manual_seed(1)
+    layer = nn.BatchNorm1d(4, affine=affine)
+    for _ in range(3):
+        layer(torch.randn(10, 4) * 3 + 1)
+    x = torch.randn(5, 4)
+    frozen = freeze_batchnorm(nn.Sequential(layer))
+    torch.testing.assert_close(frozen.train()(x), nn.Sequential(layer).eval()(x))
+
+
+def test_a_frozen_network_trains_and_predicts_like_the_original_in_evaluation():
+    module = normed()
+    task, x = Classification(freeze_batchnorm(module)), torch.randn(4, 2, 5, 5)
+    torch.testing.assert_close(task.apply_one(task.initial(), x), module.eval()(x))
+    data = batch(3, 4, 2, 5, 5)
+    gradient, _ = task.gradient()(many(task, 3), data)
+    assert bool((gradient != 0).any(0).all())
+
+
+def test_a_frozen_layer_keeps_its_statistics_when_the_original_goes_on():
+    module = normed()
+    frozen = freeze_batchnorm(module)
+    x = torch.randn(4, 2, 5, 5)
+    before = frozen(x)
+    module.train()(x + 100)
+    assert torch.equal(frozen(x), before)
+
+
+def dropped(layer, x, key):
+    """One keyed layer on x."""
+    keyed, names = with_keyed_dropout(nn.Sequential(layer))
+    return torch.func.functional_call(keyed, dict.fromkeys(names, key), (x,))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_keeps_its_share_and_scales_it_up(rate):
+    out = dropped(nn.Dropout(rate), torch.ones(200, 200), client_keys(1)[0])
+    kept = out != 0
+    assert abs(float(kept.double().mean()) - (1 - rate)) < 5 * (rate * (1 - rate) / 40_000) ** 0.5
+    torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (1 - rate)))
+
+
+def test_dropout_of_everything_gives_zeros():
+    assert torch.equal(dropped(nn.Dropout(1.0), torch.ones(3, 3), client_keys(1)[0]), torch.zeros(3, 3))
+
+
+def test_dropout_of_nothing_changes_nothing():
+    keyed, names = with_keyed_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2), nn.Dropout(0.5)))
+    assert names == ["2.key"]
+    assert not isinstance(keyed[0], KeyedDropout)
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Dropout1d, (7,)), (nn.Dropout2d, (4, 5)), (nn.Dropout3d, (2, 3, 4))])
+def test_channel_dropout_drops_whole_channels(layer, shape):
+    out = dropped(layer(0.4), torch.ones(50, 40, *shape), client_keys(1)[0]).flatten(2)
+    assert bool(((out == 0).all(-1) | (out != 0).all(-1)).all())
+    kept = float((out[..., 0] != 0).double().mean())
+    assert abs(kept - 0.6) < 5 * (0.24 / 2000) ** 0.5
+
+
+def test_clients_steps_and_layers_drop_different_units():
+    x, key = torch.ones(40, 40), client_keys(2)
+    masks = [dropped(nn.Dropout(0.5), x, key[0]), dropped(nn.Dropout(0.5), x, key[1])]
+    masks.append(dropped(nn.Dropout(0.5), x, client_keys(1, step=1)[0]))
+    keyed, names = with_keyed_dropout(nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Dropout(0.5)))
+    both = torch.func.functional_call(keyed, dict.fromkeys(names, key[0]), (x,))
+    for i, a in enumerate(masks):
+        for b in masks[:i]:
+            agree = float(((a != 0) == (b != 0)).double().mean())
+            assert abs(agree - 0.5) < 5 * 0.5 / 40
+    assert abs(float((both != 0).double().mean()) - 0.25) < 5 * (0.1875 / 1600) ** 0.5
+
+
+def dropout_net():
+    torch.manual_seed(0)
+    again = nn.Dropout(0.3)
+    return nn.Sequential(
+        nn.Linear(4, 30), nn.ReLU(), again, nn.Linear(30, 30), nn.Tanh(), again, nn.Dropout(0.2), nn.Linear(30, 3)
+    )
+
+
+def test_a_cohort_drops_what_each_client_drops_alone():
+    task = Classification(dropout_net()).prepare(dtype=torch.float64)
+    theta, data = many(task, 5), batch(5, 6, 4)
+    data = Batch(data.x.double(), data.y, data.w.double(), data.key)
+    together, losses = task.gradient()(theta, data)
+    for k in range(5):
+        alone, loss = task.gradient()(theta[k : k + 1], rows(data, slice(k, k + 1)))
+        torch.testing.assert_close(together[k], alone[0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(losses[k], loss[0], rtol=1e-12, atol=1e-12)
+
+
+def test_padding_does_not_change_what_is_dropped():
+    task = Classification(dropout_net())
+    data = batch(1, 6, 4)
+    padded = Batch(
+        torch.cat([data.x, torch.full((1, 3, 4), 7.0)], 1),
+        torch.cat([data.y, torch.zeros(1, 3, dtype=torch.int64)], 1),
+        torch.cat([data.w, torch.zeros(1, 3)], 1),
+        data.key,
+    )
+    (alone, _), (filled, _) = (task.gradient()(many(task, 1), b) for b in (data, padded))
+    torch.testing.assert_close(alone, filled)
+
+
+def test_a_dropout_layer_in_two_places_acts_in_both():
+    keyed, _ = with_keyed_dropout(dropout_net())
+    assert isinstance(keyed[2], KeyedDropout)
+    assert keyed[2] is keyed[5]
+    first, last = nn.Dropout(0.5), nn.Linear(1, 1)
+    shared = nn.Sequential(nn.Identity(), first, nn.Flatten(0), nn.Unflatten(0, (-1, 1)), first, last)
+    task = Regression(shared)
+    theta = torch.tensor([1.0, 0.0])
+    out = task.apply_one(theta, torch.ones(400, 1), client_keys(1)[0])
+    assert sorted(out.unique().tolist()) == [0.0, 4.0]  # both scale by 2; the same positions fall twice
+
+
+def test_steps_drop_different_units_in_a_task():
+    task = Classification(dropout_net())
+    data = batch(2, 6, 4)
+    later = Batch(data.x, data.y, data.w, client_keys(2, step=1))
+    assert not torch.equal(task.gradient()(many(task, 2), data)[1], task.gradient()(many(task, 2), later)[1])
+
+
+def test_nothing_is_dropped_in_prediction():
+    module = dropout_net()
+    task, x = Classification(module), torch.randn(6, 4)
+    expected = module.eval()(x).softmax(-1)
+    torch.testing.assert_close(task.predict(task.initial(), x), expected)
+    torch.testing.assert_close(task.release(task.initial())(x).softmax(-1), expected)
+
+
+def test_the_release_has_the_user_s_own_dropout():
+    released = Classification(dropout_net()).release(torch.zeros(30 * 5 + 30 * 31 + 31 * 3))
+    assert [type(layer) for layer in released] == [type(layer) for layer in dropout_net()]
+    assert not any(layer._forward_hooks for layer in released.modules())
+
+
+def test_dropout_touches_no_global_generator():
+    task = Classification(dropout_net())
+    before = torch.get_rng_state()
+    task.gradient()(many(task, 2), batch(2, 6, 4))
+    assert torch.equal(torch.get_rng_state(), before)
