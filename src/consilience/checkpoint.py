@@ -129,7 +129,7 @@ class RunDirectory:
         with open(self.path / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())
         write_atomically(self._checkpoints / f"round-{round:07d}.safetensors", pack(saved, round=str(round)))
-        for old in self._newest_first()[CHECKPOINTS:]:
+        for old in [*self._newest_first()[CHECKPOINTS:], *self._checkpoints.glob(".*.tmp")]:  # and a kill's leftovers
             old.unlink()
 
     def _newest_first(self) -> list[Path]:

@@ -263,8 +263,8 @@ def _stop_requests() -> Iterator[threading.Event]:
 
     def ask(*_: object) -> None:
         stop.set()
+        signal.signal(signal.SIGINT, previous)  # before the message: who reads it may press at once
         log.warning("stopping after this round; press Ctrl-C again to stop at once")
-        signal.signal(signal.SIGINT, previous)
 
     signal.signal(signal.SIGINT, ask)
     try:
