@@ -4,7 +4,14 @@ from torch import nn
 
 from consilience import keys
 from consilience.errors import TaskError
-from consilience.layers import KeyedDropout, freeze_batchnorm, replace_batchnorm, with_keyed_dropout
+from consilience.layers import (
+    KeyedDropout,
+    MatmulConv2d,
+    freeze_batchnorm,
+    replace_batchnorm,
+    use_matmul_convolutions,
+    with_keyed_dropout,
+)
 from consilience.records import rows
 from consilience.task import Batch, Classification, Regression
 
@@ -247,3 +254,20 @@ def test_dropout_touches_no_global_generator():
     before = torch.get_rng_state()
     task.gradient()(many(task, 2), batch(2, 6, 4))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": 2, "padding": 1}, {"padding": (2, 0), "dilation": (1, 2)}, {"bias": False}], ids=str
+)
+def test_a_convolution_as_a_matrix_product_is_the_same_convolution(options):
+    layer = nn.Conv2d(3, 4, (3, 2), **options).double()
+    x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    assert MatmulConv2d.can_replace(layer)
+    torch.testing.assert_close(MatmulConv2d(layer)(x), layer(x), rtol=1e-12, atol=1e-12)
+
+
+def test_only_plain_convolutions_become_products():
+    kept = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv1d(4, 4, 3))
+    swapped = use_matmul_convolutions(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(*kept)))
+    kinds = [type(layer).__name__ for layer in swapped.modules() if "Conv" in type(layer).__name__]
+    assert kinds == ["MatmulConv2d", "Conv2d", "Conv2d", "Conv1d"]

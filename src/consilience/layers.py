@@ -91,6 +91,59 @@ def with_taps(module: nn.Module, names: list[str]) -> tuple[nn.Module, dict[str,
     return tapped, taps
 
 
+class MatmulConv2d(nn.Module):
+    """The same convolution as a matrix product of the 3×3 (or other) neighbourhoods of every pixel.
+
+    For a cohort, a convolution with K different kernels is one with K groups, which GPU libraries do badly: most of
+    the time goes into changing layouts. The product becomes a batched one, which they do well, and the compiler
+    fuses the gathering of neighbourhoods. Uncompiled, or on a CPU, the plain convolution is faster.
+    """
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
+        self.padding = layer.padding
+
+    @staticmethod
+    def can_replace(layer: nn.Module) -> bool:
+        """Ungrouped convolutions with zeros around a number of pixels wide."""
+        return (
+            type(layer) is nn.Conv2d
+            and layer.groups == 1
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W]."""
+        (tall, wide), (down, right), (dy, dx) = self.kernel, self.stride, self.dilation
+        top, left = (int(p) for p in self.padding)
+        x = nn.functional.pad(x, (left, left, top, top)).permute(0, 2, 3, 1)
+        rows = (x.shape[1] - dy * (tall - 1) - 1) // down + 1
+        columns = (x.shape[2] - dx * (wide - 1) - 1) // right + 1
+        shifted = [
+            x[:, dy * i : dy * i + down * (rows - 1) + 1 : down, dx * j : dx * j + right * (columns - 1) + 1 : right]
+            for i in range(tall)
+            for j in range(wide)
+        ]
+        around = torch.cat(shifted, -1).flatten(0, 2)  # [B · rows · columns, tall · wide · C]
+        kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)
+        out = around @ kernel if self.bias is None else around @ kernel + self.bias
+        return out.reshape(-1, rows, columns, kernel.shape[1]).permute(0, 3, 1, 2)
+
+
+def use_matmul_convolutions(module: nn.Module) -> nn.Module:
+    """The module with every convolution that has one in its matrix form; changed in place."""
+    if MatmulConv2d.can_replace(module):
+        return MatmulConv2d(module)  # type: ignore[arg-type]
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if MatmulConv2d.can_replace(child):
+                setattr(parent, name, MatmulConv2d(child))  # type: ignore[arg-type]
+    return module
+
+
 def _swap(module: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> nn.Module:
     module = copy.deepcopy(module)
     if isinstance(module, kind):

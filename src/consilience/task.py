@@ -22,7 +22,7 @@ from consilience import fisher, keys
 from consilience.data.augment import Augmentation
 from consilience.data.dataset import Dataset
 from consilience.errors import DataError, TaskError
-from consilience.layers import check_layers, with_keyed_dropout, with_taps
+from consilience.layers import check_layers, use_matmul_convolutions, with_keyed_dropout, with_taps
 from consilience.metrics import classification, multilabel, regression
 from consilience.records import Tree, record, rows, tree_map
 
@@ -171,6 +171,9 @@ class Task(ABC):
         )
         new._parts = copy.deepcopy(self._parts)
         for part in new._parts.values():
+            if compile and new.device.type == "cuda":
+                part.training = copy.deepcopy(part.training)
+                part.training = use_matmul_convolutions(part.training[0]), part.training[1]
             for module in (part.module, part.evaluation[0], part.training[0]):
                 module.to(device)
                 for buffer in module.buffers():  # parameters come from the flat vector; buffers must match them
@@ -307,6 +310,7 @@ class _Cohorts:
     def _many(self, k: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> Any:
         if not self.task.compiled:
             return self._graph(k, len(own))(*own, *shared)
+        own = tree_map(lambda leaf: leaf.contiguous(), own)  # other strides would be compiled again
         size = self._bucket(k)
         if size != k:
             filler = [i if i < k else 0 for i in range(size)]
