@@ -11,9 +11,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -35,19 +37,32 @@ def resolve(name: str, choices: Mapping[str, Any], where: str, folder: Path) -> 
 def _import(name: str, where: str, folder: Path) -> Any:
     source, _, attribute = name.rpartition(":")
     try:
-        if source.endswith(".py"):
-            path = (folder / source).resolve()
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            if spec is None or spec.loader is None:
-                raise ImportError(f"{path} is not a Python file")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module  # so that dataclasses in it can find their annotations
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(source)
-        return getattr(module, attribute)
-    except (ImportError, OSError, AttributeError) as error:
+        module = _load((folder / source).resolve()) if source.endswith(".py") else importlib.import_module(source)
+    except (ImportError, OSError, SyntaxError) as error:
         raise ConfigError(f"{where}: {name!r} cannot be imported: {error}") from error
+    if not callable(found := getattr(module, attribute, None)):
+        own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise ConfigError(f"{where}: {source} has no class or function {attribute!r}; {nearest(attribute, own)}")
+    return found
+
+
+def _load(path: Path) -> ModuleType:
+    """A user's file as a module, once a process: run twice, its records would be two types of one name. The module's
+    name is long, so that a file called random.py stands in nobody's way."""
+    name = f"consilience_user_{zlib.crc32(str(path).encode()):08x}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that dataclasses in it can find their annotations
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def build(make: Callable[..., Any], arguments: Mapping[str, Any], where: str, folder: Path, **given: Any) -> Any:
@@ -87,15 +102,16 @@ def _default(make: Callable[..., Any], key: str) -> Any:
 def _short_keys(make: Callable[..., Any], arguments: dict[str, Any], known: set[str]) -> dict[str, Any]:
     inner = _inner(make)
     short = {key: arguments.pop(key) for key in list(arguments) if key not in known and key in inner}
-    if short:
-        arguments[PART_FOR_SHORT_KEYS] = {**arguments.get(PART_FOR_SHORT_KEYS, {}), **short}
+    part = arguments.get(PART_FOR_SHORT_KEYS, {})
+    if short and isinstance(part, str | Mapping):
+        arguments[PART_FOR_SHORT_KEYS] = {**({"name": part} if isinstance(part, str) else part), **short}
     return arguments
 
 
 def _inner(make: Any) -> set[str]:
     """The keys of the part that short keys go to."""
     parts = [f for f in fields(make) if f.name == PART_FOR_SHORT_KEYS] if is_dataclass(make) else []
-    return {f.name for part in parts if part.default is not MISSING for f in fields(part.default)}
+    return {f.name for part in parts if is_dataclass(part.default) for f in fields(part.default)}
 
 
 def _kinds(hint: Any) -> dict[str, type]:

@@ -51,6 +51,10 @@ class _Named(BaseModel):
         return dict(self.model_extra or {})
 
 
+class _Method(_Named):
+    name: str = "FedAvg"
+
+
 class _Run(_Section):
     rounds: PositiveInt
     cohort: PositiveInt | None = None
@@ -79,7 +83,7 @@ class Config(_Section):
     partition: _Named
     model: _Named
     task: _TaskSection = _TaskSection()
-    algorithm: _Named = _Named(name="FedAvg")
+    algorithm: _Method = _Method()
     run: _Run
     engine: dict[str, Any] = {}
     compare: _Compare = _Compare()
@@ -91,6 +95,11 @@ class Loaded:
 
     config: Config
     folder: Path
+
+    def as_table(self) -> dict[str, Any]:
+        """The whole config as plain data that means the same in any folder: the user's own files by full path."""
+        table: dict[str, Any] = _everywhere(self.config.model_dump(exclude_none=True), self.folder)
+        return table
 
     def algorithm(self) -> Algorithm:
         """The method of the config."""
@@ -136,9 +145,10 @@ class Loaded:
 
     def _data(self) -> Data:
         section = self.config.data
-        if ":" not in section.name:
+        make = resolve(section.name, DATASETS, "data.name", self.folder)
+        if section.name in DATASETS:
             return load(section.name, **self._checked_root(section.arguments))
-        data = build(resolve(section.name, DATASETS, "data.name", self.folder), section.arguments, "data", self.folder)
+        data = build(make, section.arguments, "data", self.folder)
         if not isinstance(data, Data):
             raise ConfigError(f"data.name: {section.name} must return consilience.Data(train, test)")
         return data
@@ -196,7 +206,7 @@ def read_config(path: Path, overrides: list[str] | None = None) -> Loaded:
         table = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"the config {path} cannot be read: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     for override in overrides or []:
         _override(table, override)
@@ -204,6 +214,17 @@ def read_config(path: Path, overrides: list[str] | None = None) -> Loaded:
         return Loaded(Config.model_validate(table), path.resolve().parent)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_sentence(error)}") from error
+
+
+def _everywhere(value: Any, folder: Path) -> Any:
+    """Plain data with every `file.py:Name` in it by full path."""
+    if isinstance(value, dict):
+        return {key: _everywhere(part, folder) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_everywhere(part, folder) for part in value]
+    if isinstance(value, str) and value.rpartition(":")[0].endswith(".py"):
+        return str(folder / value)
+    return value
 
 
 def _override(table: dict[str, Any], text: str) -> None:
@@ -232,4 +253,6 @@ def _sentence(error: ValidationError) -> str:
         return f"{where}: unknown key; {nearest(str(problem['loc'][-1]), section.model_fields)}"
     if problem["type"] == "missing":
         return f"{where} must be given"
+    if problem["type"] in ("model_type", "dict_type"):
+        return f"{where}: a table was expected, got {problem['input']!r}"
     return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"

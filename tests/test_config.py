@@ -1,0 +1,504 @@
+"""Configs: what TOML may say, what it then means, and the one sentence for everything else."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from torch import nn
+
+import consilience as cs
+from consilience.config import Loaded, read_config
+from consilience.errors import ConfigError, ConsilienceError, DataError, TaskError
+from consilience.experiment import fit
+
+BASE: dict[str, Any] = {
+    "data": {"name": "heart-disease"},
+    "partition": {"name": "by_group", "group": "hospital"},
+    "model": {"name": "logistic"},
+    "run": {"rounds": 1},
+    "engine": {"device": "cpu", "chunk": 4, "workers": 1},
+}
+
+OWN = '''
+import torch
+from torch import nn
+
+import consilience as cs
+
+
+@cs.record
+class Tally:
+    """A record of the user's own."""
+
+    theta: torch.Tensor
+    rounds: torch.Tensor
+
+
+@cs.algorithm
+class Counting(cs.Algorithm):
+    """FedAvg that counts rounds."""
+
+    train: cs.SGD = cs.SGD()
+    start_at: int = 0
+
+    def start(self, task, info):
+        return Tally(info.initial, torch.tensor(self.start_at))
+
+    def local(self, task, message, state, cohort):
+        trained = self.train(task.gradient(), message.theta, cohort)
+        return cs.Weighted.of(cs.Point(trained - message.theta), cohort.n), None
+
+    def fuse(self, server, update):
+        return Tally(server.theta + update.mean.theta, server.rounds + 1)
+
+    def posterior(self, server):
+        return cs.Point(server.theta)
+
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs, width: int = 4):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(inputs[0], width), nn.Tanh(), nn.Linear(width, outputs))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def fixed():
+    return nn.Linear(2, 2)
+
+
+def points(count: int = 30, top: int = 1, root: str = ""):
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(1) > 0).long()
+    y[0] = top
+    return cs.Data(cs.Dataset(x, y, ("a", "b"), name="points"), cs.Dataset(x, y, ("a", "b"), name="points"))
+
+
+def halves(data, clients: int = 2):
+    return cs.Federation.from_owner(data, torch.arange(len(data)) % 2, clients=clients)
+
+
+def batchnorm(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs[0], 3), nn.BatchNorm1d(3), nn.Linear(3, outputs))
+
+
+constant = 5
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where configs lie beside the user's own file."""
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "own.py").write_text(OWN)
+    (folder / "broken.py").write_text("def :")
+    (folder / "random.py").write_text("from torch import nn\ndef net(): return nn.Linear(29, 2)\n")
+    return folder
+
+
+@pytest.fixture
+def config(folder: Path) -> Any:
+    """A config with the given sections in place of the usual ones, and overrides."""
+
+    def write(*overrides: str, **sections: Any) -> Loaded:
+        path = folder / "config.toml"
+        path.write_text(tomli_w.dumps({k: v for k, v in {**BASE, **sections}.items() if v is not None}))
+        return read_config(path, list(overrides))
+
+    return write
+
+
+def build(loaded: Loaded) -> None:
+    """Everything that a command makes of a config."""
+    loaded.setting()
+    loaded.algorithm()
+    loaded.methods()
+    loaded.engine()
+
+
+def refused(loaded: Any, kind: type[ConsilienceError] = ConfigError) -> str:
+    with pytest.raises(kind) as caught:
+        build(loaded() if callable(loaded) else loaded)
+    return str(caught.value)
+
+
+# What a config means
+
+
+def test_a_config_says_who_learns_what_how_and_where(config: Any) -> None:
+    loaded = config(
+        algorithm={"name": "FedProx", "mu": 0.5, "lr": 0.2, "epochs": 3},
+        model={"name": "mlp", "hidden": [7, 5]},
+        engine={"device": "cpu", "precision": "float64"},
+    )
+    setting = loaded.setting()
+    assert loaded.algorithm() == cs.FedProx(cs.SGD(lr=0.2, epochs=3), mu=0.5)
+    assert loaded.engine() == cs.Simulator(device="cpu", precision="float64")
+    assert setting.federation.names == ("Cleveland", "Hungary", "Switzerland", "Long Beach")
+    assert [layer.out_features for layer in setting.task.module if isinstance(layer, nn.Linear)] == [7, 5, 2]
+    assert isinstance(setting.test, cs.Dataset)
+
+
+def test_the_short_key_is_the_long_key(config: Any) -> None:
+    short = config(algorithm={"name": "FedAvg", "lr": 0.3, "batch": 7}).algorithm()
+    long = config(algorithm={"name": "FedAvg", "train": {"lr": 0.3, "batch": 7}}).algorithm()
+    mixed = config("algorithm.lr=0.3", algorithm={"name": "FedAvg", "train": {"batch": 7}}).algorithm()
+    named = config(algorithm={"name": "FedAvg", "train": "SGD", "lr": 0.3, "batch": 7}).algorithm()
+    assert short == long == mixed == named == cs.FedAvg(cs.SGD(lr=0.3, batch=7))
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        ("Adam", cs.Adam()),
+        ({"name": "Adam", "lr": 0.5}, cs.Adam(lr=0.5)),
+        ({"name": "Yogi", "beta2": 0.9}, cs.Yogi(beta2=0.9)),
+        ({"momentum": 0.9}, cs.Momentum(momentum=0.9)),
+    ],
+)
+def test_a_part_is_a_name_or_a_table_and_without_a_name_of_the_usual_kind(
+    config: Any, server: Any, expected: Any
+) -> None:
+    assert config(algorithm={"name": "FedAvg", "server": server}).algorithm() == cs.FedAvg(server=expected)
+
+
+def test_without_an_algorithm_it_is_fedavg(config: Any) -> None:
+    assert config().algorithm() == cs.FedAvg()
+
+
+def test_a_holdout_tests_every_client_on_its_own_data(config: Any) -> None:
+    setting = config(run={"rounds": 1, "holdout": 0.25}).setting()
+    assert isinstance(setting.test, cs.Federation)
+    assert setting.test.names == setting.federation.names
+    assert not set(setting.test.order.tolist()) & set(setting.federation.order.tolist())
+
+
+def test_a_seed_decides_partition_and_weights_and_no_global_generator_is_touched(config: Any) -> None:
+    loaded = config(partition={"name": "iid", "clients": 3})
+    before = torch.get_rng_state()
+    one, same, other = loaded.setting(4), loaded.setting(4), loaded.setting(5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one.federation.order, same.federation.order)
+    assert torch.equal(one.task.initial(), same.task.initial())
+    assert not torch.equal(one.federation.order, other.federation.order)
+    assert not torch.equal(one.task.initial(), other.task.initial())
+
+
+def test_a_partition_with_a_seed_of_its_own_keeps_it(config: Any) -> None:
+    loaded = config(partition={"name": "iid", "clients": 3, "seed": 9})
+    assert torch.equal(loaded.setting(4).federation.order, loaded.setting(5).federation.order)
+
+
+def test_augmentation_changes_what_the_model_is_built_for(config: Any) -> None:
+    task = {"augment": [{"name": "Crop", "size": 6, "padding": 1}, {"name": "Flip"}]}
+    setting = config(data={"name": "digits"}, partition={"name": "iid", "clients": 2}, task=task).setting()
+    assert setting.task.module[1].in_features == 36
+    assert isinstance(setting.task.augment, cs.Compose)
+
+
+# compare.algorithms
+
+
+def test_compared_methods_share_the_local_optimizer_unless_they_say_otherwise(config: Any) -> None:
+    methods = config(
+        algorithm={"name": "FedAvg", "lr": 0.3, "server": "Adam"},
+        compare={"algorithms": ["FedAvg", "FedProx", {"name": "FedProx", "mu": 1.0, "lr": 0.1}, "FedSGD"]},
+    ).methods()
+    assert methods == {
+        "FedAvg": cs.FedAvg(cs.SGD(lr=0.3), server=cs.Adam()),
+        "FedProx": cs.FedProx(cs.SGD(lr=0.3)),
+        "FedProx-2": cs.FedProx(cs.SGD(lr=0.1), mu=1.0),
+        "FedSGD": cs.FedSGD(),
+    }
+
+
+def test_a_method_may_have_a_label(config: Any) -> None:
+    entry = {"label": "FedAdam", "name": "FedAvg", "server": "Adam"}
+    assert config(compare={"algorithms": ["FedAvg", entry]}).methods() == {
+        "FedAvg": cs.FedAvg(),
+        "FedAdam": cs.FedAvg(server=cs.Adam()),
+    }
+
+
+def test_without_a_list_the_algorithm_itself_is_compared(config: Any) -> None:
+    loaded = config(algorithm={"name": "FedProx", "mu": 2.0})
+    assert loaded.methods() == {"FedProx": cs.FedProx(mu=2.0)}
+
+
+# The user's own
+
+
+def test_model_data_partition_and_algorithm_may_be_the_users_own(config: Any) -> None:
+    loaded = config(
+        data={"name": "own.py:points", "count": 20},
+        partition={"name": "own.py:halves"},
+        model={"name": "own.py:Net", "width": 6},
+        algorithm={"name": "own.py:Counting", "start_at": 10, "lr": 0.2},
+    )
+    algorithm = loaded.algorithm()
+    setting = loaded.setting()
+    assert setting.federation.sizes.tolist() == [10, 10]
+    assert setting.task.size == 2 * 6 + 6 + 6 * 2 + 2
+    assert algorithm.train == cs.SGD(lr=0.2)
+    run = fit(algorithm, setting.task, setting.federation, rounds=2, engine=loaded.engine(), progress=False)
+    assert int(run.server.rounds) == 12
+
+
+def test_a_file_is_run_once_so_that_its_records_stay_the_same_types(config: Any, tmp_path: Path) -> None:
+    loaded = config(
+        data={"name": "own.py:points"},
+        partition={"name": "own.py:halves"},
+        model={"name": "own.py:Net"},
+        algorithm={"name": "own.py:Counting"},
+    )
+    first = loaded.algorithm()
+    for seed in range(2):  # as in a comparison: the file is asked for again after the algorithm was made
+        setting = loaded.setting(seed)
+        run = fit(
+            first,
+            setting.task,
+            setting.federation,
+            rounds=1,
+            out=tmp_path / f"run-{seed}",
+            engine=loaded.engine(),
+            progress=False,
+        )
+        assert int(run.server.rounds) == 1
+
+
+def test_a_file_that_is_called_like_a_module_stands_in_nobodys_way(config: Any) -> None:
+    import random
+
+    config(model={"name": "random.py:net"}).setting()
+    import random as still
+
+    assert still is random
+
+
+def test_an_own_model_may_come_from_an_installed_package(config: Any) -> None:
+    assert isinstance(config(model={"name": "consilience.models:logistic"}).setting().task, cs.Classification)
+
+
+OWN_MISTAKES = {
+    "no such file": ({"model": {"name": "nothere.py:Net"}}, "model.name: 'nothere.py:Net' cannot be imported"),
+    "no such module": ({"model": {"name": "no.such:Net"}}, "model.name: 'no.such:Net' cannot be imported"),
+    "no such class": ({"model": {"name": "own.py:Nett"}}, "no class or function 'Nett'; did you mean 'Net'?"),
+    "not callable": ({"model": {"name": "own.py:constant"}}, "model.name: own.py has no class or function 'constant'"),
+    "syntax": ({"model": {"name": "broken.py:Net"}}, "cannot be imported: invalid syntax (broken.py, line 1)"),
+    "no module": ({"model": {"name": "own.py:points"}}, "own.py:points must return a torch.nn.Module"),
+    "no data": ({"data": {"name": "own.py:fixed"}}, "own.py:fixed must return consilience.Data(train, test)"),
+    "no federation": ({"partition": {"name": "own.py:fixed"}}, "own.py:fixed must return a consilience.Federation"),
+    "no algorithm": ({"algorithm": {"name": "own.py:fixed"}}, "algorithm.name: ", "is not an Algorithm"),
+    "unknown argument": (
+        {"model": {"name": "own.py:Net", "widht": 3}},
+        "model.widht: unknown key; did you mean 'w",
+    ),
+    "wrong argument": ({"model": {"name": "own.py:Net", "width": "x"}}, "model.width: input should be a valid integer"),
+}
+
+
+@pytest.mark.parametrize("mistake", OWN_MISTAKES)
+def test_mistakes_in_the_users_own_files_are_named(config: Any, mistake: str) -> None:
+    sections, *parts = OWN_MISTAKES[mistake]
+    sentence = refused(config(**sections))
+    for part in parts:
+        assert part in sentence
+
+
+def test_labels_outside_the_models_classes_are_refused_before_the_first_round(config: Any) -> None:
+    setting = config(data={"name": "own.py:points", "top": 7}, partition={"name": "own.py:halves"}).setting()
+    with pytest.raises(DataError, match=r"points: labels lie in 0\.\.7, but the module has 2 outputs"):
+        fit(cs.FedAvg(), setting.task, setting.federation, rounds=1)
+
+
+def test_batchnorm_is_refused_with_two_ways_out(config: Any) -> None:
+    sentence = refused(config(model={"name": "own.py:batchnorm"}), TaskError)
+    assert "layer '1' (BatchNorm1d)" in sentence
+    assert "replace_batchnorm" in sentence
+    assert "freeze_batchnorm" in sentence
+
+
+# Mistakes: the key, the value, what is allowed, the nearest right name
+
+UNKNOWN = {
+    "algorithm.name=FedAvgg": ["algorithm.name: unknown name 'FedAvgg'", "did you mean 'FedAvg'?", "FedProx"],
+    "algorithm.name=fedavg": ["algorithm.name: unknown name 'fedavg'", "did you mean 'FedAvg'?"],
+    "algorithm.lrr=0.1": ["algorithm.lrr: unknown key", "did you mean 'lr'?", "momentum"],
+    "algorithm.train.lrr=0.1": ["algorithm.train.lrr: unknown key", "did you mean 'lr'?"],
+    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: SGD"],
+    "algorithm.server=Adamm": ["algorithm.server: unknown name 'Adamm'", "did you mean 'Adam'?"],
+    'algorithm.server={name="Adam", rate=1}': ["algorithm.server.rate: unknown key", "beta1"],
+    "data.name=heart": ["data.name: unknown name 'heart'", "did you mean 'heart-disease'?", "mnist"],
+    "data.rot=x": ["data.rot: unknown key", "did you mean 'root'?"],
+    "partition.name=dirichle": ["partition.name: unknown name 'dirichle'", "did you mean 'dirichlet'?"],
+    "partition.grp=x": ["partition.grp: unknown key", "did you mean 'group'?"],
+    "model.name=mpl": ["model.name: unknown name 'mpl'", "did you mean 'mlp'?"],
+    "model.hidden=[3]": ["model.hidden: unknown key"],
+    "task.kind=regresion": ["task.kind: unknown kind 'regresion'", "did you mean 'regression'?"],
+    "task.nois=1": ["task.nois: unknown key", "did you mean 'noise'?"],
+    'task.augment=[{name="Flop"}]': ["task.augment.name: unknown name 'Flop'", "did you mean 'Flip'?"],
+    "run.round=3": ["run.round: unknown key", "did you mean 'rounds'?"],
+    "engine.chnk=3": ["engine.chnk: unknown key", "did you mean 'chunk'?"],
+    "engine.precision=float3": ["engine: unknown precision 'float3'", "did you mean 'float32'?", "bf16"],
+    "runn.rounds=3": ["runn: unknown key", "did you mean 'run'?", "algorithm"],
+    'compare.algorithms=["FedAvg", "FedPox"]': ["compare.algorithms[1].name: unknown name 'FedPox'", "'FedProx'?"],
+    'compare.algorithms=[{mu=1}]': ["compare.algorithms[0].name: unknown name ''", "FedAvg"],
+    'compare.algorithms=[{name="FedProx", my=1}]': ["compare.algorithms[0].my: unknown key", "'mu'?"],
+}  # fmt: skip
+
+WRONG = {
+    "run.rounds=0": "run.rounds: input should be greater than 0, got 0",
+    "run.rounds=ten": "run.rounds: input should be a valid integer, unable to parse string as an integer, got 'ten'",
+    "run.rounds=1.5": "run.rounds: input should be a valid integer, got a number with a fractional part, got 1.5",
+    "run.cohort=-1": "run.cohort: input should be greater than 0, got -1",
+    "run.holdout=1": "run.holdout: input should be less than 1, got 1",
+    "run.seed=[1]": "run.seed: input should be a valid integer, got [1]",
+    "run=3": "run: a table was expected, got 3",
+    "data=mnist": "data: a table was expected, got 'mnist'",
+    "engine=fast": "engine: a table was expected, got 'fast'",
+    "compare.seeds=0": "compare.seeds: input should be greater than 0, got 0",
+    "task.noise=0": "task.noise: input should be greater than 0, got 0",
+    "algorithm.lr=fast": "algorithm.train.lr: input should be a valid number, unable to parse string as a number",
+    "algorithm.lr=-1": "algorithm.train: lr must be at least 0, got -1",
+    "algorithm.epochs=0": "algorithm.train: epochs must be at least 1, got 0",
+    "algorithm.momentum=1": "algorithm.train: momentum must lie in [0, 1), got 1",
+    "algorithm.train=5": "algorithm.train: a table or a name was expected, got 5",
+    "algorithm.server=5": "algorithm.server: a table or a name was expected, got 5",
+    "algorithm.server.lr=0": "algorithm.server: lr must be positive",
+    "model.name=cnn": "model: cnn needs images [channels, height, width], got examples of shape (29,)",
+    "engine.chunk=0": "engine: chunk must be at least 1, got 0",
+    "engine.workers=many": "engine.workers: input should be a valid integer",
+}
+
+
+@pytest.mark.parametrize("override", UNKNOWN)
+def test_an_unknown_name_or_key_gets_the_nearest_right_one(config: Any, override: str) -> None:
+    sentence = refused(lambda: config(override))
+    for part in UNKNOWN[override]:
+        assert part in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_a_wrong_value_is_named_with_its_key(config: Any, override: str) -> None:
+    sentence = refused(lambda: config(override))
+    assert WRONG[override] in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"run": {}}, "run.rounds must be given"),
+        ({"run": None}, "run must be given"),
+        ({"data": {}}, "data.name must be given"),
+        ({"partition": {"name": "dirichlet", "alpha": 0.1}}, "partition: clients must be given"),
+    ],
+)
+def test_what_is_missing_is_named(config: Any, sections: Any, sentence: str) -> None:
+    assert sentence in refused(lambda: config(**sections))
+
+
+def test_more_clients_than_examples_is_a_sentence_about_the_data(config: Any) -> None:
+    sentence = refused(config(partition={"name": "iid", "clients": 5000}), DataError)
+    assert "too few for 5000 clients" in sentence
+
+
+@pytest.mark.parametrize("group", ["hospitals", "writer"])
+def test_an_unknown_group_is_named(config: Any, group: str) -> None:
+    assert f"no group '{group}'" in refused(config(partition={"name": "by_group", "group": group}), DataError)
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-0.5", -0.5),
+        ("1e-3", 1e-3),
+        ("inf", math.inf),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ('{name = "Adam", lr = 0.1}', {"name": "Adam", "lr": 0.1}),
+        ('"quoted"', "quoted"),
+        ("word", "word"),
+        ("two words", "two words"),
+        ("own.py:Net", "own.py:Net"),
+        ("a=b", "a=b"),
+        ("runs/x#1", "runs/x#1"),
+        ("", ""),
+    ],
+)
+def test_an_override_is_toml_or_else_a_string(config: Any, text: str, value: Any) -> None:
+    assert config(f"model.extra={text}").config.model.arguments == {"extra": value}
+
+
+def test_overrides_make_tables_that_were_not_there_and_the_last_one_wins(config: Any) -> None:
+    loaded = config("algorithm.name=FedAvg", "algorithm.server.momentum=0.5", "algorithm.server.momentum=0.9")
+    assert loaded.algorithm() == cs.FedAvg(server=cs.Momentum(momentum=0.9))
+
+
+@pytest.mark.parametrize("text", ["algorithm.lr", "=3", "", " =3"])
+def test_an_override_without_key_and_value_is_refused(config: Any, text: str) -> None:
+    assert refused(lambda: config(text)) == f"--set {text}: write key=value, for example algorithm.lr=0.01"
+
+
+def test_an_override_inside_a_value_is_refused(config: Any) -> None:
+    assert "name is a value, not a table" in refused(lambda: config("data.name.x=3"))
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(b"[run\nrounds = 1", "is not valid TOML: "), (b"\xff\xfe\x00", "is not valid TOML: "), (None, "cannot be read")],
+)
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, sentence: str) -> None:
+    path = tmp_path / "config.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_config(path)
+    assert str(path) in str(caught.value)
+    assert sentence in str(caught.value)
+
+
+def test_a_folder_is_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_config(tmp_path)
+
+
+def test_a_config_as_a_table_means_the_same_in_another_folder(config: Any, tmp_path: Path) -> None:
+    loaded = config(
+        data={"name": "own.py:points"},
+        partition={"name": "own.py:halves"},
+        model={"name": "own.py:Net", "width": 3},
+        algorithm={"name": "own.py:Counting", "lr": 0.2},
+        compare={"algorithms": ["FedAvg", {"name": "own.py:Counting", "start_at": 2}]},
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "config.toml").write_text(tomli_w.dumps(loaded.as_table()))
+    moved = read_config(elsewhere / "config.toml")
+    assert moved.algorithm() == loaded.algorithm()
+    assert list(moved.methods().values()) == list(loaded.methods().values())
+    assert torch.equal(moved.setting().task.initial(), loaded.setting().task.initial())
+    assert moved.as_table() == loaded.as_table()
+
+
+def test_the_example_config_is_valid() -> None:
+    path = Path(__file__).parents[1] / "examples" / "mnist.toml"
+    loaded = read_config(path)
+    assert list(loaded.methods()) == ["FedAvg", "FedProx", "FedAdam", "LocalOnly", "Pooled"]
+    assert loaded.algorithm() == cs.FedAvg(cs.SGD(lr=0.05, epochs=1, batch=20))
+    assert tomllib.loads(path.read_text())["run"]["rounds"] == loaded.config.run.rounds
