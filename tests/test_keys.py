@@ -226,3 +226,13 @@ def test_integers_are_the_same_on_every_device():
     key, there = (keys.key(1, purpose="a", client=c) for c in (clients, clients.cuda()))
     assert torch.equal(keys.bits(key, 100), keys.bits(there, 100).cpu())
     assert torch.equal(keys.uniform(key, 100), keys.uniform(there, 100).cpu())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("count", [7, 56])
+def test_compiled_code_draws_the_same(count):
+    compiled = torch.compile(lambda key: keys.uniform(key, count, torch.float32), dynamic=False, fullgraph=True)
+    key = keys.key(1, purpose="a", client=torch.arange(3))
+    for _ in range(50):  # a loop that ran past its end would have spoilt the heap by then
+        assert torch.equal(compiled(key), keys.uniform(key, count, torch.float32))
