@@ -51,9 +51,9 @@ def fold(key: Tensor, purpose: str) -> Tensor:
 
 def bits(key: Tensor, count: int) -> Tensor:
     """[..., count] pseudo-random int64 for keys [...]."""
-    # Not `key + position · golden`, SplitMix64's own sequence: the compiler for CPUs makes that product an index of
-    # its loop, whose overflow C++ leaves undefined, and the loop then runs past its end.
-    return mix(key.unsqueeze(-1) ^ mix(torch.arange(count, device=key.device)))
+    # Not `key + position · golden`, SplitMix64's own sequence: compilers fold arithmetic on a position into the index
+    # of their loop, of 32 bits on a GPU and with undefined overflow in C++. They leave xor alone.
+    return mix(key.unsqueeze(-1) ^ torch.arange(count, device=key.device))
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
