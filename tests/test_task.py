@@ -445,18 +445,16 @@ def test_compiled_cohorts_give_the_same_and_compile_once_a_size():
 
     def check(clients):
         some = rows((theta, batch), slice(clients))
-        for loss in (None, penalised):
-            for got, wanted in zip(compiled.gradient(loss)(*some), task.gradient(loss)(*some), strict=True):
-                assert got.shape == wanted.shape
-                torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(compiled.fisher(*some), task.fisher(*some), rtol=1e-4, atol=1e-6)
+        for got, wanted in zip(compiled.gradient(penalised)(*some), task.gradient(penalised)(*some), strict=True):
+            assert got.shape == wanted.shape
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
 
     for clients in (1, 5):
         check(clients)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for clients in (1, 5, 6, 7, 8):  # 5 to 8 are filled up to the same 8
             check(clients)
-    assert sorted(compiled.gradient().graphs) == [(1, 2), (8, 2)]
+    assert sorted(compiled.gradient(penalised).graphs) == [(1, 2), (8, 2)]
 
 
 def test_compiled_sizes_are_the_chunk_and_its_halves():
