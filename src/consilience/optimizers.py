@@ -43,7 +43,7 @@ class Momentum(ServerOptimizer):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or not 0 <= self.momentum < 1:
+        if not self.lr > 0 or not 0 <= self.momentum < 1:
             raise ConfigError(f"lr must be positive and momentum in [0, 1), got {self.lr} and {self.momentum}")
 
     def start(self, value: Tree) -> Moments:
@@ -69,7 +69,7 @@ class Adaptive(ServerOptimizer):
     accumulator: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or self.eps <= 0 or not 0 <= self.beta1 < 1 or self.accumulator < 0:
+        if not (self.lr > 0 and self.eps > 0 and 0 <= self.beta1 < 1 and self.accumulator >= 0):
             raise ConfigError(
                 "lr and eps must be positive, beta1 in [0, 1) and accumulator not negative, "
                 f"got lr={self.lr}, eps={self.eps}, beta1={self.beta1}, accumulator={self.accumulator}"

@@ -30,7 +30,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         for name, low in {"lr": 0, "epochs": 1, "batch": 1, "weight_decay": 0}.items():
-            if getattr(self, name) < low:
+            if not getattr(self, name) >= low:  # nan included
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
