@@ -115,6 +115,10 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers."""
         if self._pool is not None:
             self._pool.close()
 
@@ -125,6 +129,8 @@ class Session:
             self.plan = self._given or self._choose(server, states, ids)
             self.task = self._prepare(self._host_task, self.task.device, self.plan)
             if self.plan.workers > 1:
+                if self.plan.compile:  # once, here: workers inherit the code and share its memory
+                    self._time(server, states, ids[: self.plan.chunk], torch.get_num_threads(), repeats=1)
                 self._pool = Pool(self.plan.workers, self._group)
         return self.plan
 
@@ -202,18 +208,19 @@ class Session:
         sizes = {1, most, min(most, -(-clients // workers)), *(4**i for i in range(1, 8) if 4**i < most)}
         return iter(sorted(sizes))
 
-    def _time(self, server: Tree, states: States, ids: Tensor, workers: int) -> float:
-        """Seconds of one local step of one client, as measured for the clients `ids` together."""
+    def _time(self, server: Tree, states: States, ids: Tensor, workers: int, repeats: int = 3) -> float:
+        """Seconds of one local step of one client, as measured for the clients `ids` together on a worker's share of
+        the threads."""
         before = torch.get_num_threads()
         torch.set_num_threads(max(1, before // workers))
         try:
             message, kept = self._algorithm.message(server, ids), states.gather(ids)
             seconds = []
-            for _ in range(3):  # the first warms up
+            for _ in range(repeats):  # the first warms up
                 start = time.perf_counter()
                 compute(self._algorithm, self.task, message, kept, self._cohort(ids, 0, _PROBE_STEPS))
                 seconds.append(time.perf_counter() - start)
-            return min(seconds[1:]) / len(ids) / _PROBE_STEPS
+            return min(seconds[1:] or seconds) / len(ids) / _PROBE_STEPS
         finally:
             torch.set_num_threads(before)
 
