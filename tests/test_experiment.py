@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import consilience as cs
+from consilience.comparison import Setting, compare
 from consilience.errors import CheckpointError, ConfigError, DataError, RecordError
 from consilience.evaluation import evaluate
 from consilience.records import leaves, tree_map
@@ -690,3 +691,35 @@ def test_a_state_of_the_wrong_shape_is_refused_before_it_is_kept(engine: cs.Simu
     task, federation = linear()
     with pytest.raises(RecordError, match=r"client state: theta has shape \(5, 8\) where \(5, 4\) was expected"):
         fit(Growing(TRAIN), task, federation, engine=engine)
+
+
+# Comparing
+
+
+def test_two_methods_of_one_name_are_refused_rather_than_one_forgotten() -> None:
+    task, federation = linear()
+    setting = Setting(task, federation, federation)
+    methods = [cs.FedAvg(TRAIN), cs.FedAvg(TRAIN, server=cs.Adam())]
+    with pytest.raises(ConfigError, match="two methods are called 'FedAvg': pass a mapping"):
+        compare(methods, setting, seeds=1, rounds=1, engine=HERE)
+    labelled = dict(zip(["FedAvg", "FedAdam"], methods, strict=True))
+    result = compare(labelled, setting, seeds=1, rounds=1, engine=HERE, progress=False)
+    assert {row.method for row in result.rows} == {"FedAvg", "FedAdam"}
+
+
+def test_every_seed_has_its_own_setting_and_all_methods_share_it() -> None:
+    asked: list[int] = []
+
+    def setting(seed: int) -> Setting:
+        asked.append(seed)
+        task, federation = linear(seed=seed)
+        return Setting(task, federation, federation)
+
+    methods = {"one": cs.FedAvg(TRAIN), "same": cs.FedAvg(TRAIN)}
+    result = compare(methods, setting, seeds=3, rounds=1, engine=HERE, progress=False)
+    assert asked == [0, 1, 2]
+    scores = {(row.method, row.metric): (row.mean, row.std) for row in result.rows}
+    assert scores["one", "mse"] == scores["same", "mse"]
+    assert scores["one", "mse"][1] > 0
+    by_client = {(entry["method"], entry["client"]) for entry in result.per_client}
+    assert by_client == {(method, client) for method in methods for client in NAMES}

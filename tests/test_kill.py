@@ -149,16 +149,16 @@ def assert_same_end(one: Path, other: Path, rounds: int) -> None:
     assert [{**line, "seconds": 0} for line in lines[0]] == [{**line, "seconds": 0} for line in lines[1]]
 
 
-@pytest.mark.parametrize(("method", "workers", "seed"), [("FedAvg", 1, 0), ("LocalOnly", 2, 1)])
-def test_killed_five_times_and_resumed_is_the_uninterrupted_run(
-    tmp_path: Path, method: str, workers: int, seed: int
+@pytest.mark.parametrize(("method", "workers", "kills"), [("FedAvg", 1, 5), ("LocalOnly", 2, 3)])
+def test_killed_at_random_instants_and_resumed_is_the_uninterrupted_run(
+    tmp_path: Path, method: str, workers: int, kills: int
 ) -> None:
     script, whole, killed = tmp_path / "script.py", tmp_path / "whole", tmp_path / "killed"
     script.write_text(SCRIPT)
-    rounds, chance = 80, random.Random(seed)
+    rounds, chance = 80, random.Random(kills)
     command = [sys.executable, str(script), str(killed), method, str(workers), str(rounds)]
     with started(*(str(whole) if word == str(killed) else word for word in command)) as uninterrupted:
-        for instant in [0, *sorted(chance.sample(range(1, rounds - 30), 4))]:
+        for instant in [0, *sorted(chance.sample(range(1, rounds - 30), kills - 1))]:
             with started(*command) as process:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"

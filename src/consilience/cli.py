@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
+from rich.text import Text
 
 from consilience.errors import ConfigError, ConsilienceError, nearest
 
@@ -25,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-messages = Console(stderr=True)
+messages = Console(stderr=True, markup=False, highlight=False)  # what users write may look like markup
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: `--set algorithm.lr=0.01`.")]
 Out = Annotated[Path | None, typer.Option(help="Directory to write to.")]
@@ -84,7 +86,12 @@ def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Res
     loaded = read_config(config, set_)
     section, directory = loaded.config.run, out or Path(loaded.config.run.out or f"runs/{config.stem}")
     setting = loaded.setting()
-    again = f"consilience run {config}{_given(set_)} --out {directory} --resume"
+    again = ["consilience", "run", str(config), *_given(set_), "--out", str(directory), "--resume"]
+    resolved = tomli_w.dumps(loaded.as_table())
+
+    def keep_config() -> None:
+        write_atomically(directory / "config.toml", resolved)
+
     with _resumable(again):
         result = fit(
             loaded.algorithm(),
@@ -99,9 +106,9 @@ def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Res
             engine=loaded.engine(),
             evaluate_every=section.evaluate_every,
             checkpoint_every=section.checkpoint_every,
+            callbacks=[lambda *_: None if (directory / "config.toml").exists() else keep_config()],
         )
-    resolved = loaded.config.model_dump(exclude_none=True)
-    write_atomically(directory / "config.toml", tomli_w.dumps(resolved))
+    keep_config()
     scores = Table(title=f"{result.algorithm.name}, round {len(result.history)}")
     for metric in result.history[-1].get("eval", {}):
         scores.add_column(metric)
@@ -130,18 +137,21 @@ def compare(
 
     listed = [f"compare.algorithms={json.dumps(algorithms.split(','))}"] if algorithms else []
     loaded = read_config(config, [*(set_ or []), *listed])
-    section, directory = loaded.config.run, out or Path(loaded.config.run.out or f"runs/{config.stem}-compare")
+    section = loaded.config.run
+    directory = out or Path(f"{section.out or f'runs/{config.stem}'}-compare")  # a run may lie at run.out itself
     methods = loaded.methods()
     total = len(methods) * (seeds or loaded.config.compare.seeds)
-    again = f"consilience compare {config}{_given(set_)} --out {directory} --resume"
-    with _resumable(again):
+    command = ["consilience", "compare", str(config), *_given(set_)]
+    command += ["--algorithms", algorithms] if algorithms else []
+    command += ["--seeds", str(seeds)] if seeds else []
+    with _resumable([*command, "--out", str(directory), "--resume"]):
         result = compare_methods(
             methods,
             loaded.setting,
             seeds=seeds or loaded.config.compare.seeds,
             out=directory,
             title=f"{', '.join(methods)} on {loaded.config.data.name}",
-            command=f"consilience compare {config}{_given(set_)}",
+            command=shlex.join(command),
             resume=resume,
             on_run=_counting(total),
             rounds=section.rounds,
@@ -176,7 +186,8 @@ def _reproduce(name: str, quick: bool, seeds: int | None, out: Path, as_json: bo
     count = seeds or (recipe.quick_seeds if quick else recipe.seeds)
     directory = _unused(out) if fresh else out
     start = time.perf_counter()
-    again = f"consilience reproduce {name}{' --quick' * quick} --seeds {count} --out {directory} --resume"
+    again = ["consilience", "reproduce", name, *["--quick"] * quick, "--seeds", str(count)]
+    again += ["--out", str(directory), "--resume"]
     with _resumable(again), messages.status(recipe.title) as status:
         result = recipe.run(
             Options(quick, count, directory, resume, lambda method, seed: status.update(f"{method}, seed {seed}"))
@@ -224,11 +235,11 @@ def list_(
             table = Table("name", "what it is", title=shelf, title_justify="left")
             for name, text in entries.items():
                 table.add_row(name, " ".join(text.split("\n\n")[0].split()))
-            Console().print(table)
+            Console(markup=False).print(table)
 
 
-def _given(overrides: list[str] | None) -> str:
-    return "".join(f" --set {override}" for override in overrides or [])
+def _given(overrides: list[str] | None) -> list[str]:
+    return [word for override in overrides or [] for word in ("--set", override)]
 
 
 def _unused(out: Path) -> Path:
@@ -249,26 +260,24 @@ def _report(directory: Path, runs: list[str] | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _resumable(command: str) -> Iterator[None]:
+def _resumable(command: list[str]) -> Iterator[None]:
     """Ctrl-C ends with the command that goes on."""
     from consilience.experiment import Interrupted
 
     try:
         yield
     except Interrupted as stop:
-        messages.print(f"{stop}:\n  {command}", soft_wrap=True, highlight=False)
+        messages.print(f"{stop}:\n  {shlex.join(command)}", soft_wrap=True)
         raise typer.Exit(130) from stop
     except KeyboardInterrupt:
-        messages.print(
-            f"stopped; the last checkpoint is kept. Go on with:\n  {command}", soft_wrap=True, highlight=False
-        )
+        messages.print(f"stopped; the last checkpoint is kept. Go on with:\n  {shlex.join(command)}", soft_wrap=True)
         raise typer.Exit(130) from None
 
 
 def _counting(total: int) -> Callable[[str, int], None]:
     """Say which run of how many is on."""
     count = iter(range(1, total + 1))
-    return lambda method, seed: messages.print(f"run {next(count)} of {total}: {method}, seed {seed}", highlight=False)
+    return lambda method, seed: messages.print(f"run {next(count)} of {total}: {method}, seed {seed}")
 
 
 def main() -> None:
@@ -281,5 +290,5 @@ def main() -> None:
     try:
         app()
     except ConsilienceError as error:
-        messages.print(f"[red]error:[/] {error}", soft_wrap=True, highlight=False, markup=True)
+        messages.print(Text("error:", "red"), error, soft_wrap=True)
         sys.exit(2)

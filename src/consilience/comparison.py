@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ from rich.table import Table
 from consilience.algorithms.base import Algorithm
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.errors import CheckpointError, ConfigError
 from consilience.experiment import Run, fit
 from consilience.files import write_atomically
 from consilience.metrics import spread
@@ -73,7 +75,7 @@ class Comparison:
 
     def print(self) -> None:
         """The table on stdout."""
-        Console().print(self.table())
+        Console(markup=False).print(self.table())
 
 
 def _cell(row: Row | None) -> str:
@@ -98,7 +100,9 @@ def compare(
 ) -> Comparison:
     """Run every method for every seed with the same `options` of `fit`. A `setting` that is a function of the seed
     gives each seed its own split or initial weights; the same for all methods, so their scores are paired."""
-    methods = algorithms if isinstance(algorithms, Mapping) else {a.name: a for a in algorithms}
+    methods = _labelled(algorithms)
+    if out is not None and not resume and (Path(out) / "comparison.json").exists():
+        raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
     result = Comparison(title, text, command)
     scores: dict[tuple[str, str], list[float]] = {}
     by_client: dict[tuple[str, str, str], list[float]] = {}
@@ -115,15 +119,36 @@ def compare(
             if where is not None and out is not None:
                 relative = str(where.relative_to(Path(out)))
                 result.runs.append({"method": method, "seed": seed, "directory": relative})
-    result.rows = [Row(m, metric, *spread(values), len(values)) for (m, metric), values in scores.items()]
+    result.rows = [Row(m, metric, *_spread(values), len(values)) for (m, metric), values in scores.items()]
     for (method, client, metric), values in by_client.items():
-        mean, std = spread(values)
+        mean, std = _spread(values)
         entry = {"method": method, "client": client, "metric": metric, "mean": mean, "std": std}
         result.per_client.append(entry)
     result.seconds = time.perf_counter() - start
     if out is not None:
         result.save(Path(out))
     return result
+
+
+def _labelled(algorithms: Mapping[str, Algorithm] | Iterable[Algorithm]) -> dict[str, Algorithm]:
+    """Methods by label; a label is the name of a folder too."""
+    if isinstance(algorithms, Mapping):
+        labelled = list(algorithms.items())
+    else:
+        labelled = [(algorithm.name, algorithm) for algorithm in algorithms]
+    methods: dict[str, Algorithm] = {}
+    for label, algorithm in labelled:
+        if label in methods:
+            raise ConfigError(f"two methods are called {label!r}: pass a mapping from labels to methods")
+        if label in ("", ".", "..") or "/" in label or "\0" in label:
+            raise ConfigError(f"{label!r} cannot be a method's label: it names a folder, so it must have no '/'")
+        methods[label] = algorithm
+    return methods
+
+
+def _spread(values: list[float]) -> tuple[float, float | None]:
+    """Mean and deviation; a score that is undefined or infinite for some seed has no deviation."""
+    return spread(values) if all(map(math.isfinite, values)) else (sum(values) / len(values), None)
 
 
 def _collect(

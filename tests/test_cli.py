@@ -1,0 +1,442 @@
+"""The command as a user meets it: what it prints, what it writes, and how it ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+
+from consilience import cli
+from consilience.config import Config
+from consilience.recipes import RECIPES
+
+BASE: dict[str, Any] = {
+    "data": {"name": "heart-disease"},
+    "partition": {"name": "by_group", "group": "hospital"},
+    "model": {"name": "logistic"},
+    "algorithm": {"name": "FedAvg", "batch": 100},
+    "run": {"rounds": 2, "checkpoint_every": 1},
+    "engine": {"device": "cpu", "chunk": 4, "workers": 1},
+}
+
+BIN = str(Path(sys.executable).parent / "consilience")
+
+OWN = """
+import torch
+from torch import nn
+import consilience as cs
+
+def with_labels_up_to(top: int):
+    data = cs.Dataset(torch.ones(8, 3), torch.arange(8) % (top + 1), ("sick", "well"), name="ward")
+    return cs.Data(data, data)
+
+def one_idle(data):
+    return cs.Federation.from_owner(data, torch.arange(len(data)) % 2, names=("Chur", "Olten", "Visp"))
+
+def net(inputs, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs[0], outputs))
+
+def batchnorm(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs[0], 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a call of the command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other at tiny products cost tenfold when other tests keep the cores busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def consilience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process, in an empty folder but for config.toml and own.py."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "dumb")
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(BASE))
+    (tmp_path / "own.py").write_text(OWN)
+
+    def run(*words: str | Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["consilience", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return Ended(int(stop.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def real(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A process of its own, with one thread: the machine has other tests to run."""
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, **options)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """A run's metrics but for the clock."""
+    return [json.loads(line) | {"seconds": 0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+# Wrong input: one sentence, exit code 2, nothing written
+
+
+def bogus_images(folder: Path) -> None:
+    (folder / "data" / "mnist").mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (folder / "data" / "mnist" / f"{name}-ubyte.gz").write_bytes(gzip.compress(b"<html>not found</html>"))
+
+
+def sets(*overrides: str) -> list[str]:
+    return ["run", "config.toml", *(word for override in overrides for word in ("--set", override))]
+
+
+WRONG: dict[str, tuple[list[str], list[str]]] = {
+    "unknown algorithm": (
+        sets("algorithm.name=FedAgv"),
+        ["algorithm.name: unknown name 'FedAgv'; did you mean 'FedAvg'? allowed: ", "FedProx"],
+    ),
+    "unknown key": (sets("algorithm.lrr=1"), ["algorithm.lrr: unknown key; did you mean 'lr'? allowed: batch, epochs"]),
+    "unknown section": (sets("enigne.chunk=1"), ["enigne: unknown key; did you mean 'engine'?"]),
+    "wrong type": (sets("run.rounds=many"), ["run.rounds: input should be a valid integer", "got 'many'"]),
+    "no equals sign": (sets("algorithm.lr"), ["--set algorithm.lr: write key=value"]),
+    "a client with no data": (
+        ["run", "idle.toml"],
+        ["1 of 3 clients have no data, among them 'Visp': leave them out"],
+    ),
+    "labels outside the classes": (
+        ["run", "labels.toml"],
+        ["ward: labels lie in 0..4, but the module has 2 outputs (labels 0..1 are allowed)"],
+    ),
+    "BatchNorm": (
+        sets("model.name=own.py:batchnorm"),
+        ["layer '1' (BatchNorm1d) keeps running statistics", "consilience.replace_batchnorm(model)"],
+    ),
+    "too large a cohort": (sets("run.cohort=9"), ["cohort is 9, but the federation has 4 clients"]),
+    "a model for other data": (
+        sets("model.name=cnn"),
+        ["model: cnn needs images [channels, height, width], got examples of shape (29,)"],
+    ),
+    "a data file that is not what it says": (
+        sets("data.name=mnist", "data.root=data", "partition.name=iid"),
+        ["train-images-idx3-ubyte.gz is not an idx file of unsigned bytes in 3 dimension(s): it starts with 3c 68"],
+    ),
+    "a data file that is not there": (
+        sets("data.name=fashion-mnist", "data.root=data"),
+        ["fashion-mnist needs the file train-images-idx3-ubyte.gz", "CONSILIENCE_DATA"],
+    ),
+    "no config": (["run", "confg.toml"], ["the config confg.toml cannot be read: No such file or directory"]),
+    "no TOML": (["run", "own.py"], ["own.py is not valid TOML: "]),
+    "unknown recipe": (["reproduce", "hospitls"], ["unknown recipe 'hospitls'; did you mean 'hospitals'?"]),
+    "hopeless recipe": (["reproduce", "nope"], ["unknown recipe 'nope'; allowed: ", "hospitals"]),
+    "unknown shelf": (["list", "algoritms"], ["unknown shelf 'algoritms'; did you mean 'algorithms'?"]),
+    "report of nothing": (["report", "data"], ["data is neither a run (it has no run.json) nor a comparison"]),
+    "report of no directory": (["report", "nothere"], ["nothere is neither a run"]),
+    "unknown method to compare": (
+        ["compare", "config.toml", "--algorithms", "FedAvg,FedPox"],
+        ["compare.algorithms[1].name: unknown name 'FedPox'; did you mean 'FedProx'?"],
+    ),
+    "a label that is a path": (
+        ["compare", "config.toml", "--set", 'compare.algorithms=[{name="FedAvg", label="../up"}]'],
+        ["'../up' cannot be a method's label"],
+    ),
+    "unknown command": (["rnu", "config.toml"], ["No such command 'rnu'"]),
+    "no config given": (["run"], ["Missing argument"]),
+    "seeds below one": (["compare", "config.toml", "--seeds", "0"], ["Invalid value for '--seeds'"]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_input_gets_a_sentence_and_exit_code_2_and_nothing_is_written(
+    consilience: Command, tmp_path: Path, what: str
+) -> None:
+    own = {"data": {"name": "own.py:with_labels_up_to", "top": 1}, "partition": {"name": "own.py:one_idle"}}
+    (tmp_path / "idle.toml").write_text(tomli_w.dumps(BASE | own))
+    own = {"data": {"name": "own.py:with_labels_up_to", "top": 4}, "partition": {"name": "iid", "clients": 2}}
+    (tmp_path / "labels.toml").write_text(tomli_w.dumps(BASE | own))
+    bogus_images(tmp_path)
+    before = files(tmp_path)
+    words, parts = WRONG[what]
+    ended = consilience(*words)
+    assert ended.code == 2
+    assert ended.out == ""
+    for part in parts:
+        assert part in ended.err
+    assert "Traceback" not in ended.err
+    written = {name for name in files(tmp_path) if "__pycache__" not in name} - set(before)
+    assert not written
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_not_written_over(consilience: Command, tmp_path: Path) -> None:
+    assert consilience("run", "config.toml", "--out", "r").code == 0
+    before = files(tmp_path)
+    ended = consilience("run", "config.toml", "--out", "r")
+    assert ended.code == 2
+    assert ended.err == "error: r holds a run already: resume it, or choose another directory\n"
+    assert files(tmp_path) == before
+
+
+def test_the_checkpoint_of_another_config_is_refused_with_the_difference(consilience: Command, tmp_path: Path) -> None:
+    consilience("run", "config.toml", "--out", "r")
+    before = files(tmp_path)
+    words = ["run", "config.toml", "--out", "r", "--resume", "--set", "run.rounds=4"]
+    ended = consilience(*words, "--set", "algorithm.lr=0.2")
+    assert ended.code == 2
+    assert "r holds another run: algorithm.train.lr is 0.05 there and 0.2 here" in ended.err
+    ended = consilience(*words, "--set", "run.seed=1")
+    assert ended.code == 2
+    assert "seed is 0 there and 1 here" in ended.err
+    assert files(tmp_path) == before
+
+
+def test_the_users_config_in_the_output_folder_is_not_written_over(consilience: Command, tmp_path: Path) -> None:
+    before = files(tmp_path)
+    ended = consilience("run", "config.toml", "--out", ".")
+    assert ended.code == 2
+    assert "holds config.toml but no run.json: choose another directory" in ended.err
+    assert files(tmp_path) == before
+
+
+# run
+
+
+def test_a_run_prints_its_scores_and_is_a_directory(consilience: Command, tmp_path: Path) -> None:
+    ended = consilience("run", "config.toml")
+    assert ended.code == 0
+    assert "FedAvg, round 2" in ended.out
+    last = lines(tmp_path / "runs" / "config")[-1]["eval"]
+    for name, value in last.items():
+        assert name in ended.out
+        assert f"{value:.4f}" in ended.out
+    assert ended.err == "report: runs/config/report.html\n"
+    names = {path.name for path in (tmp_path / "runs" / "config").iterdir()}
+    assert names == {"checkpoints", "config.toml", "evaluation.json", "metrics.jsonl", "report.html", "run.json"}
+
+
+def test_where_a_run_goes_is_said_by_option_then_config_then_the_configs_name(
+    consilience: Command, tmp_path: Path
+) -> None:
+    consilience(*sets("run.out=from-config"))
+    consilience(*sets("run.out=from-config"), "--out", "from-option")
+    assert (tmp_path / "from-config" / "run.json").exists()
+    assert (tmp_path / "from-option" / "run.json").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_config_that_a_run_leaves_can_be_run_again_to_the_same_end(consilience: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (tmp_path / "own.py").rename(folder / "own.py")
+    (tmp_path / "config.toml").rename(folder / "config.toml")
+    words = ["--set", 'algorithm.server={name="Adam", lr=0.1}', "--set", "model.name=own.py:net"]
+    assert consilience("run", "project/config.toml", *words, "--out", "first").code == 0
+    resolved = tomllib.loads((tmp_path / "first" / "config.toml").read_text())
+    assert resolved["algorithm"]["server"] == {"name": "Adam", "lr": 0.1}
+    assert consilience("run", "first/config.toml", "--out", "second").code == 0
+    assert lines(tmp_path / "first") == lines(tmp_path / "second")
+
+
+def test_resume_goes_on_to_the_same_end(consilience: Command, tmp_path: Path) -> None:
+    consilience(*sets("run.rounds=2"), "--out", "parts")
+    ended = consilience(*sets("run.rounds=4", "run.evaluate_every=1"), "--out", "parts", "--resume")
+    assert ended.code == 0
+    assert "FedAvg, round 4" in ended.out
+    consilience(*sets("run.rounds=4", "run.evaluate_every=1"), "--out", "whole")
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    assert tomllib.loads((tmp_path / "parts" / "config.toml").read_text())["run"]["rounds"] == 4
+
+
+def test_a_truncated_checkpoint_costs_a_warning_and_two_rounds(consilience: Command, tmp_path: Path) -> None:
+    consilience(*sets("run.rounds=4", "run.checkpoint_every=2", "run.evaluate_every=1"), "--out", "r")
+    whole = lines(tmp_path / "r")
+    newest = tmp_path / "r" / "checkpoints" / "round-0000004.safetensors"
+    newest.write_bytes(newest.read_bytes()[:50])
+    words = sets("run.rounds=4", "run.checkpoint_every=2", "run.evaluate_every=1")
+    ended = real(BIN, *words, "--out", "r", "--resume", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    said = " ".join(ended.stderr.split())  # the log wraps
+    assert "falling back to the one before" in said
+    assert "Traceback" not in said
+    assert lines(tmp_path / "r") == whole
+
+
+def test_with_every_checkpoint_damaged_a_run_is_refused(consilience: Command, tmp_path: Path) -> None:
+    consilience(*sets("run.rounds=2"), "--out", "r")
+    for path in (tmp_path / "r" / "checkpoints").glob("*.safetensors"):
+        path.write_bytes(b"")
+    before = files(tmp_path)
+    ended = consilience(*sets("run.rounds=2"), "--out", "r", "--resume")
+    assert ended.code == 2
+    assert "none of the 2 checkpoints in r/checkpoints can be read" in ended.err
+    assert files(tmp_path) == before
+
+
+def test_help_shows_a_config_and_it_is_a_valid_one(consilience: Command) -> None:
+    ended = consilience("run", "--help")
+    assert ended.code == 0
+    example = (cli.run.__doc__ or "").partition("```toml\n")[2].partition("```")[0]
+    keys = [line.partition("#")[0].split() for line in example.splitlines() if line.partition("#")[0].strip()]
+    assert len(keys) > 15
+    for words in keys:
+        assert " ".join(words) in " ".join(ended.out.split())
+    Config.model_validate(tomllib.loads(example))
+
+
+# compare
+
+
+def test_compare_prints_a_table_and_writes_a_report(consilience: Command, tmp_path: Path) -> None:
+    ended = consilience("compare", "config.toml", "--algorithms", "FedAvg,LocalOnly", "--seeds", "2")
+    assert ended.code == 0
+    out = tmp_path / "runs" / "config-compare"
+    result = json.loads((out / "comparison.json").read_text())
+    assert {row["method"] for row in result["rows"]} == {"FedAvg", "LocalOnly"}
+    assert {row["metric"] for row in result["rows"]} == {"accuracy", "nll", "ece", "brier"}
+    assert all(row["n"] == 2 and row["std"] is not None for row in result["rows"])
+    for row in result["rows"]:
+        assert f"{row['mean']:.3f} ± {row['std']:.3f}" in ended.out
+    assert (out / "report.html").exists()
+    assert "run 1 of 4: FedAvg, seed 0\nrun 2 of 4: LocalOnly, seed 0\n" in ended.err
+    runs = [out / entry["directory"] for entry in result["runs"]]
+    assert len(runs) == 4
+    assert all((run / "report.html").exists() and len(lines(run)) == 2 for run in runs)
+    assert result["command"] == "consilience compare config.toml --algorithms FedAvg,LocalOnly --seeds 2"
+
+
+def test_the_means_are_those_of_the_runs(consilience: Command, tmp_path: Path) -> None:
+    consilience("compare", "config.toml", "--seeds", "2", "--out", "c")
+    (row,) = [
+        row
+        for row in json.loads((tmp_path / "c" / "comparison.json").read_text())["rows"]
+        if row["metric"] == "accuracy"
+    ]
+    scores = [lines(tmp_path / "c" / "FedAvg" / f"seed-{seed}")[-1]["eval"]["accuracy"] for seed in range(2)]
+    assert scores[0] != scores[1]
+    assert row["mean"] == pytest.approx(sum(scores) / 2)
+    assert row["std"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
+
+
+def test_a_comparison_goes_on_where_it_was_stopped(consilience: Command, tmp_path: Path) -> None:
+    words = ["compare", "config.toml", "--algorithms", "FedAvg,FedProx", "--seeds", "1", "--out", "c"]
+    consilience(*words)
+    whole = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    (tmp_path / "c" / "comparison.json").unlink()
+    shutil.rmtree(tmp_path / "c" / "FedProx" / "seed-0")
+    kept = files(tmp_path / "c" / "FedAvg")
+    ended = consilience(*words, "--resume")
+    assert ended.code == 0
+    again = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert again["rows"] == whole["rows"]
+    assert again["runs"] == whole["runs"]
+    assert files(tmp_path / "c" / "FedAvg") == kept
+
+
+def test_a_comparison_is_not_written_over_nor_is_a_run_by_one(consilience: Command, tmp_path: Path) -> None:
+    out = ["--set", "run.out=here"]
+    consilience("run", "config.toml", *out)
+    run = files(tmp_path / "here")
+    assert consilience("compare", "config.toml", *out, "--seeds", "1").code == 0
+    assert files(tmp_path / "here") == run
+    before = files(tmp_path)
+    ended = consilience("compare", "config.toml", *out, "--seeds", "1", "--algorithms", "FedProx")
+    assert ended.code == 2
+    assert "here-compare holds a comparison already: resume it, or choose another directory" in ended.err
+    assert files(tmp_path) == before
+
+
+# reproduce, report, list
+
+
+def test_reproduce_prints_one_json_object_and_nothing_else(tmp_path: Path) -> None:
+    ended = real(BIN, "reproduce", "hospitals", "--quick", "--seeds", "2", "--json", "--out", "h", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert ended.stdout.count("\n") == 1
+    assert set(result) == {"name", "quick", "seeds", "rows", "seconds"}
+    assert (result["name"], result["quick"], result["seeds"]) == ("hospitals", True, 2)
+    assert result["seconds"] > 0
+    assert all(set(row) == {"method", "metric", "mean", "std", "paper"} for row in result["rows"])
+    accuracy = {row["method"]: row["mean"] for row in result["rows"] if row["metric"] == "accuracy"}
+    assert {"Pooled", "LocalOnly", "FedAvg", "FedProx"} <= set(accuracy)
+    assert all(0.6 < value < 1 for value in accuracy.values())
+    assert (tmp_path / "h" / "report.html").exists()
+
+
+def test_demo_prints_a_table_and_a_second_one_goes_beside_the_first(consilience: Command, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    ended = consilience("demo", "--quick")
+    assert ended.code == 0
+    assert "Heart disease at four hospitals" in ended.out
+    assert "FedAvg" in ended.out
+    assert ended.err.endswith("report: runs/demo-2/report.html\n")
+    assert not list((tmp_path / "runs" / "demo").iterdir())
+
+
+def test_report_can_be_written_again(consilience: Command, tmp_path: Path) -> None:
+    consilience("run", "config.toml", "--out", "r")
+    page = (tmp_path / "r" / "report.html").read_bytes()
+    (tmp_path / "r" / "report.html").unlink()
+    ended = consilience("report", "r")
+    assert (ended.code, ended.out, ended.err) == (0, "", "report: r/report.html\n")
+    assert (tmp_path / "r" / "report.html").read_bytes() == page
+
+
+def test_list_shows_every_shelf_or_one(consilience: Command) -> None:
+    everything = consilience("list").out
+    for name in ("FedAvg", "LocalOnly", "mnist", "heart-disease", "dirichlet", "by_group", "mlp", *RECIPES):
+        assert name in everything
+    partitions = consilience("list", "partitions").out
+    assert "Shuffled and dealt out" in partitions
+    assert "FedAvg" not in partitions
+    assert "_federation" not in partitions
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(consilience: Command, tmp_path: Path) -> None:
+    (tmp_path / "[bold]x").mkdir()
+    ended = consilience("report", "[bold]x")
+    assert ended.code == 2
+    assert ended.err.startswith("error: [bold]x is neither a run")
+
+
+# Import
+
+
+def test_the_library_is_imported_without_what_only_the_command_needs() -> None:
+    code = "import sys, consilience as cs; cs.fit, cs.load, cs.FedAvg; print(*sys.modules, sep='\\n')"
+    ended = real(sys.executable, "-c", code)
+    assert ended.returncode == 0, ended.stderr
+    imported = set(ended.stdout.split("\n"))
+    assert "torch" in imported
+    assert not imported & {"pydantic", "matplotlib", "typer", "sklearn", "jinja2", "tomli_w"}
