@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from consilience.checkpoint import RunDirectory, Saved, describe, identity
 from consilience.cohort import Info
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
-from consilience.engines.simulator import Plan, Session, Simulator, plan_to_json
+from consilience.engines.plan import Plan
+from consilience.engines.simulator import Session, Simulator
 from consilience.engines.states import InMemory, OnDisk, States
 from consilience.engines.work import Share
 from consilience.errors import CheckpointError, ConfigError, ConsilienceError, DataError
@@ -229,7 +230,7 @@ def _facts(
         "cohort": cohort,
         "seed": seed,
         "engine": "simulator",
-        "plan": None if plan is None else plan_to_json(plan),
+        "plan": None if plan is None else asdict(plan),
         "versions": {"consilience": consilience.__version__, "torch": str(torch.__version__)},
         "identity": who,
     }
@@ -312,7 +313,7 @@ class _Loop:
         self.run.task = self.session.task
         log.info("plan: %s", self.run.plan)
         if self.directory is not None:
-            self.facts |= {"engine": f"simulator: {self.run.plan}", "plan": plan_to_json(self.run.plan)}
+            self.facts |= {"engine": f"simulator: {self.run.plan}", "plan": asdict(self.run.plan)}
             self.directory.write_facts(self.facts)
 
     def _round(self, number: int, last: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Engines run algorithms: they know records, not methods."""
 
-from consilience.engines.simulator import Plan, Simulator
+from consilience.engines.plan import Plan
+from consilience.engines.simulator import Simulator
 
 __all__ = ["Plan", "Simulator"]

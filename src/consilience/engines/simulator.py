@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from consilience.algorithms.base import Algorithm
 from consilience.cohort import Cohort
 from consilience.data.federation import Federation
+from consilience.engines.plan import Plan, cheapest, chunk_sizes
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, part_of
 from consilience.engines.workers import Pool, can_fork
@@ -25,22 +25,6 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.
 _PROBE_STEPS = 3
 _CHUNK_BYTES = 1 << 30
 _WORTH_COMPILING = 120.0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How clients are computed: `chunk` at once (1: one after the other) in each of `workers` processes.
-    Plans differ in speed, and in results by rounding only."""
-
-    chunk: int
-    workers: int = 1
-    compile: bool = False
-    why: str = "given"
-
-    def __str__(self) -> str:
-        how = "one by one" if self.chunk == 1 else f"vectorised, chunks of {self.chunk}"
-        parts = [how, *([f"{self.workers} workers"] if self.workers > 1 else []), *(["compiled"] * self.compile)]
-        return f"{', '.join(parts)} ({self.why})"
 
 
 @dataclass(frozen=True)
@@ -188,25 +172,19 @@ class Session:
         if wanted.chunk and len(counts) == 1:
             return Plan(wanted.chunk, counts[0], compile)
         times: dict[tuple[int, int], float] = {}
-        best = float("inf")
-        for chunk in [wanted.chunk] if wanted.chunk else self._sizes(len(ids), max(counts)):
+        for chunk in [wanted.chunk] if wanted.chunk else chunk_sizes(len(ids), max(counts), self._most(len(ids))):
             for workers in counts:
                 if chunk <= -(-len(ids) // workers) or wanted.chunk:
-                    times[chunk, workers] = self._time(server, states, ids[:chunk], workers) / workers
-            latest = min((t for (c, _), t in times.items() if c == chunk), default=best)
-            best = min(best, latest)
-            if latest > 1.5 * best:  # larger chunks will not be better
-                break
-        chunk, workers = min(times, key=lambda plan: times[plan])
-        timing = ", ".join(f"{c}×{w}: {1e3 * t:.2g}" for (c, w), t in times.items())
-        return Plan(chunk, workers, compile, f"ms a client step by chunk×workers: {timing}")
+                    times[chunk, workers] = self._time(server, states, ids[:chunk], workers)
+            latest = [t / w for (c, w), t in times.items() if c == chunk]
+            if min(latest) > 1.5 * min(t / w for (_, w), t in times.items()):
+                break  # larger chunks will not be better
+        return cheapest(times, len(ids), compile)
 
-    def _sizes(self, clients: int, workers: int) -> Iterator[int]:
-        """Chunks worth timing: one by one, then by fours, up to a worker's whole share or what memory allows."""
+    def _most(self, clients: int) -> int:
+        """The largest chunk whose weights, gradients and updates stay within a share of memory."""
         bytes_a_client = 6 * self.task.size * self.task.dtype.itemsize
-        most = max(1, min(clients, _CHUNK_BYTES // bytes_a_client))
-        sizes = {1, most, min(most, -(-clients // workers)), *(4**i for i in range(1, 8) if 4**i < most)}
-        return iter(sorted(sizes))
+        return max(1, min(clients, _CHUNK_BYTES // bytes_a_client))
 
     def _time(self, server: Tree, states: States, ids: Tensor, workers: int, repeats: int = 3) -> float:
         """Seconds of one local step of one client, as measured for the clients `ids` together on a worker's share of
@@ -260,8 +238,3 @@ def _by_id(share: Share, additive: bool) -> Share:
     notes = {name: value[order] for name, value in share.notes.items()}
     accepted = [share.accepted[i] for i in order.tolist()]
     return replace(share, update=update, accepted=accepted, notes=notes, states=rows(share.states, order))
-
-
-def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """For a run's record, so that a resumed run follows the same plan."""
-    return asdict(plan)

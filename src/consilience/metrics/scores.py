@@ -20,9 +20,7 @@ def classification(probs: Tensor, y: Tensor) -> dict[str, float]:
     `probs` [N, C] sums to one over classes, `y` [N] holds class indices.
     """
     if probs.dim() != 2 or y.shape != probs.shape[:1]:
-        raise DataError(
-            f"probabilities must be [N, C] and labels [N], got {list(probs.shape)} and {list(y.shape)}"
-        )
+        raise DataError(f"probabilities must be [N, C] and labels [N], got {list(probs.shape)} and {list(y.shape)}")
     _check_not_empty(y)
     if not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
         raise DataError(f"labels must lie in 0..{probs.shape[1] - 1}, found {int(y.min())}..{int(y.max())}")
@@ -78,9 +76,7 @@ def multilabel(probs: Tensor, y: Tensor) -> dict[str, float]:
     A ratio 0/0 (a label that is never set nor predicted) counts as 0.
     """
     if probs.dim() != 2 or probs.shape != y.shape:
-        raise DataError(
-            f"probabilities and labels must be [N, L], got {list(probs.shape)} and {list(y.shape)}"
-        )
+        raise DataError(f"probabilities and labels must be [N, L], got {list(probs.shape)} and {list(y.shape)}")
     _check_not_empty(y)
     probs, truth = _at_least_float32(probs), y > 0.5
     chosen = probs > 0.5

@@ -64,9 +64,7 @@ def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[st
 def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> Section:
     """Methods × metrics, the best of each metric emphasised, with the paper's figures where there are any."""
     metrics = text.in_order(str(row["metric"]) for row in rows)
-    columns = [
-        result_column(metric, [row for row in rows if row["metric"] == metric], methods) for metric in metrics
-    ]
+    columns = [result_column(metric, [row for row in rows if row["metric"] == metric], methods) for metric in metrics]
     head = ["method", *(name for names, _ in columns for name in names)]
     listed = [method for method in methods if any(row["method"] == method for row in rows)]
     table = [
@@ -132,9 +130,7 @@ def curve_section(runs: Runs) -> Section:
             plots.append(Plot(figures.curves(text.long(metric), lines), curve_caption(metric)))
     dashes = " Solid: point model; dashed: posterior average." if averaged else ""
     band = (
-        " Lines are means over seeds, bands go from the lowest to the highest."
-        if len(everything) > len(runs)
-        else ""
+        " Lines are means over seeds, bands go from the lowest to the highest." if len(everything) > len(runs) else ""
     )
     legend = [key(method, colour) for colour, (method, group) in enumerate(runs.items()) if group]
     return Section("Learning curves", f"{band}{dashes}".strip(), legend=legend, plots=plots)
@@ -225,6 +221,4 @@ def run_section(directory: Path, entries: Sequence[dict[str, Any]], methods: Seq
         rows.append(
             [Cell(str(entry["method"]), swatch=swatch), Cell(str(entry.get("seed", ""))), Cell(place, href=href)]
         )
-    return Section(
-        "Single runs", tables=[Table(["method", "seed", "directory"], rows, prose=True)] if rows else []
-    )
+    return Section("Single runs", tables=[Table(["method", "seed", "directory"], rows, prose=True)] if rows else [])

@@ -54,9 +54,7 @@ class RunFiles:
     def diagram(self, kind: str) -> Reliability | None:
         """The reliability diagram of the final evaluation."""
         found = (self.evaluation.get(kind) or {}).get("reliability")
-        return (
-            Reliability(*(found[key] for key in ("edges", "confidence", "accuracy", "count"))) if found else None
-        )
+        return Reliability(*(found[key] for key in ("edges", "confidence", "accuracy", "count"))) if found else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -224,9 +224,7 @@ def rejected_table(rounds: Sequence[dict[str, Any]]) -> Table:
         ]
         for (client, reason), at in found.items()
     ]
-    return Table(
-        ["client", "reason", "how often", "last in round"], rows, "Updates that were not fused.", prose=True
-    )
+    return Table(["client", "reason", "how often", "last in round"], rows, "Updates that were not fused.", prose=True)
 
 
 def guard_table(rounds: Sequence[dict[str, Any]]) -> Table:
