@@ -230,9 +230,8 @@ def test_integers_are_the_same_on_every_device():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-@pytest.mark.parametrize("count", [7, 56])
-def test_compiled_code_draws_the_same(count):
-    compiled = torch.compile(lambda key: keys.uniform(key, count, torch.float32), dynamic=False, fullgraph=True)
+def test_compiled_code_draws_the_same():
+    compiled = torch.compile(lambda key: keys.uniform(key, 56, torch.float32), dynamic=False, fullgraph=True)
     key = keys.key(1, purpose="a", client=torch.arange(3))
     for _ in range(50):  # a loop that ran past its end would have spoilt the heap by then
-        assert torch.equal(compiled(key), keys.uniform(key, count, torch.float32))
+        assert torch.equal(compiled(key), keys.uniform(key, 56, torch.float32))

@@ -86,7 +86,8 @@ class Gaussian:
             return Gaussian(self.eta, self.lam.clamp_min(floor))
         # eigh raises on NaN, which would end a round for one client: such a client gets NaN moments, and is rejected.
         fine = self.lam.isfinite().all(-1).all(-1)[..., None, None]
-        values, vectors = torch.linalg.eigh(torch.where(fine, self.lam, torch.eye(self.lam.shape[-1]).to(self.lam)))
+        unit = torch.eye(self.lam.shape[-1], dtype=self.lam.dtype, device=self.lam.device)
+        values, vectors = torch.linalg.eigh(torch.where(fine, self.lam, unit))
         rounding = 4 * values.shape[-1] * torch.finfo(values.dtype).eps
         least = (values[..., -1:] * rounding).clamp_min(floor)
         guards.count("precision floor", values < least)
