@@ -20,8 +20,9 @@ $(VENV)/ready: requirements.lock pyproject.toml
 demo: setup
 	$(BIN)/consilience demo
 
+# One thread a test process: two processes of two threads each fight over two cores.
 test: setup lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,6 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from consilience.data.federation import Federation
 from consilience.errors import CheckpointError, RecordError
 from consilience.files import CHECKPOINTS, write_atomically
@@ -57,6 +62,7 @@ def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, se
             "examples": federation.examples,
             "partition": _crc(federation.order, federation.offsets),
             "labels": _crc(federation.data.y),
+            "inputs": _crc(federation.data.x[:: max(1, len(federation.data) // 1000)]),
         },
         "cohort": cohort,
         "seed": seed,
@@ -91,6 +97,16 @@ class RunDirectory:
     def exists(self) -> bool:
         """Whether a run lives here."""
         return (self.path / "run.json").exists()
+
+    def lock(self) -> None:
+        """Keep other processes out for as long as this one lives; a kill frees it, workers never had it."""
+        if fcntl is None:
+            return
+        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held until the process ends)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise CheckpointError(f"another process is at work in {self.path}") from error
 
     def create(self, facts: dict[str, Any]) -> None:
         """Begin a run, where none of its files would be written over."""

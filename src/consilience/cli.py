@@ -198,7 +198,7 @@ def _reproduce(name: str, quick: bool, seeds: int | None, out: Path, as_json: bo
         print(json.dumps({"name": name, "quick": quick, "seeds": count, "rows": rows, "seconds": seconds}))
     else:
         result.print()
-    _report(directory, [entry["directory"] for entry in result.runs])
+    _report(directory)
 
 
 @app.command()

@@ -96,10 +96,12 @@ def compare(
     command: str = "",
     resume: bool = False,
     on_run: Callable[[str, int], None] | None = None,
+    measure: Callable[[Run, Setting], dict[str, float]] | None = None,
     **options: Any,
 ) -> Comparison:
     """Run every method for every seed with the same `options` of `fit`. A `setting` that is a function of the seed
-    gives each seed its own split or initial weights; the same for all methods, so their scores are paired."""
+    gives each seed its own split or initial weights; the same for all methods, so their scores are paired. `measure`
+    adds scores of its own to each run's."""
     methods = _labelled(algorithms)
     if out is not None and not resume and (Path(out) / "comparison.json").exists():
         raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
@@ -116,6 +118,8 @@ def compare(
             again = resume and where is not None
             run = fit(algorithm, at.task, at.federation, test=at.test, seed=seed, out=where, resume=again, **options)
             _collect(run, at.test, method, scores, by_client)
+            for metric, value in (measure(run, at) if measure is not None else {}).items():
+                scores.setdefault((method, metric), []).append(value)
             if where is not None and out is not None:
                 relative = str(where.relative_to(Path(out)))
                 result.runs.append({"method": method, "seed": seed, "directory": relative})

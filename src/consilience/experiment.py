@@ -125,6 +125,7 @@ def fit(
         if directory is not None:
             if old is None:
                 directory.create(facts)
+            directory.lock()
             done = _restore(run, directory) if old else 0
             if done > rounds:
                 raise CheckpointError(f"{directory.path} has gone on to round {done} already: rounds is only {rounds}")
@@ -309,7 +310,7 @@ class _Loop:
 
     def _settle(self, number: int) -> None:
         """Choose the plan and write it down, so that a resumed run follows it."""
-        self.run.plan = self.session.settle(self.run.server, self.run.states, self._ids(number))
+        self.run.plan = self.session.settle(self.run.server, self.run.states, self._ids(number), number)
         self.run.task = self.session.task
         log.info("plan: %s", self.run.plan)
         if self.directory is not None:

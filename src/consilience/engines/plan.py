@@ -14,6 +14,7 @@ class Plan:
     workers: int = 1
     compile: bool = False
     why: str = "given"
+    device: str = "cpu"
 
     def __str__(self) -> str:
         how = "one by one" if self.chunk == 1 else f"vectorised, chunks of {self.chunk}"

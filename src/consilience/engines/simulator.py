@@ -61,8 +61,15 @@ class Simulator:
         plan: Plan | None = None,
     ) -> Session:
         """Make ready for the rounds of one algorithm. A `plan` from an earlier session is followed, not chosen."""
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return Session(self, torch.device(device), algorithm, task, federation, seed, cohort, rounds, plan)
+        name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        if plan is not None and plan.device != device.type:
+            plan = None  # a plan for another kind of device says nothing about this one
+        return Session(self, device, algorithm, task, federation, seed, cohort, rounds, plan)
 
 
 class Session:
@@ -87,7 +94,7 @@ class Session:
         self._given = plan
         self._pool: Pool | None = None
         self.plan: Plan | None = None
-        self._host_task = task
+        self._host_task, self._probed = task, 0
 
     def _prepare(self, task: Task, device: torch.device, plan: Plan) -> Task:
         precision = self._simulator.precision
@@ -106,11 +113,12 @@ class Session:
         if self._pool is not None:
             self._pool.close()
 
-    def settle(self, server: Tree, states: States, ids: Tensor) -> Plan:
+    def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
         """Choose the plan (by timing, unless given) and start the workers; once, before the first round."""
         if self.plan is None:
-            ids = self._longest_first(ids)
-            self.plan = self._given or self._choose(server, states, ids)
+            ids, self._probed = self._longest_first(ids), round
+            chosen = self._given or self._choose(server, states, ids)
+            self.plan = replace(chosen, device=self.task.device.type)
             self.task = self._prepare(self._host_task, self.task.device, self.plan)
             if self.plan.workers > 1:
                 if self.plan.compile:  # once, here: workers inherit the code and share its memory
@@ -120,7 +128,7 @@ class Session:
 
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
         """All of a round's clients: (their share, bytes sent down). Commits the accepted clients' new states."""
-        self.settle(server, states, ids)
+        self.settle(server, states, ids, round)
         ids = self._longest_first(ids)
         message, kept = self._algorithm.message(server, ids), states.gather(ids)
         if self._pool is None:
@@ -196,7 +204,7 @@ class Session:
             seconds = []
             for _ in range(repeats):  # the first warms up
                 start = time.perf_counter()
-                compute(self._algorithm, self.task, message, kept, self._cohort(ids, 0, _PROBE_STEPS))
+                compute(self._algorithm, self.task, message, kept, self._cohort(ids, self._probed, _PROBE_STEPS))
                 seconds.append(time.perf_counter() - start)
             return min(seconds[1:] or seconds) / len(ids) / _PROBE_STEPS
         finally:
@@ -224,7 +232,7 @@ class Session:
         message, kept = self._algorithm.message(server, ids), states.gather(ids)
         for limit in (1, None):  # the first step warms up
             start = time.perf_counter()
-            compute(self._algorithm, self.task, message, kept, self._cohort(ids, 0, limit))
+            compute(self._algorithm, self.task, message, kept, self._cohort(ids, self._probed, limit))
             torch.cuda.synchronize()
         return time.perf_counter() - start
 

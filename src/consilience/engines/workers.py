@@ -6,6 +6,7 @@ little operation, processes meet once a round. What travels is packed records ov
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -51,12 +52,13 @@ class Pool:
         busy = [(hand, member) for hand, member in zip(hands, self._members, strict=True) if len(ids[hand])]
         for hand, (_, connection) in busy:
             request = (ids[hand], part_of(message, hand), rows(states, hand))
-            connection.send_bytes(pack(request, round=str(round)))
+            with contextlib.suppress(OSError):  # a dead worker is found below, where its reply is missing
+                connection.send_bytes(pack(request, round=str(round)))
         share = Share()
         for _, (process, connection) in busy:
             try:
                 reply = connection.recv_bytes()
-            except EOFError:
+            except (EOFError, OSError):
                 process.join(1)
                 raise ConsilienceError(
                     f"a worker process ended with exit code {process.exitcode} in round {round}; if memory ran out, "
@@ -83,7 +85,7 @@ def _serve(connection: Connection, inherited: list[Connection], group: Group) ->
     while True:
         try:
             request = connection.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):
             os._exit(0)
         try:
             ids, message, states = unpack(request)
@@ -92,7 +94,10 @@ def _serve(connection: Connection, inherited: list[Connection], group: Group) ->
             reply = pack(None, client=json.dumps([error.client, error.round, error.stage, error.reason]))
         except Exception as error:
             reply = pack(None, error=f"{type(error).__name__}: {error}")
-        connection.send_bytes(reply)
+        try:
+            connection.send_bytes(reply)
+        except OSError:
+            os._exit(0)
 
 
 def _pack_share(share: Share) -> bytes:

@@ -17,9 +17,9 @@ __all__ = ["DATASETS", "HEART_FEATURES", "heart_disease", "image_parquet", "load
 DATASETS: dict[str, Callable[[Path], Data]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
-    "digits": lambda _: digits(),
+    "digits": digits,
     "fashion-mnist": fashion_mnist,
-    "heart-disease": lambda _: heart_disease_split(),
+    "heart-disease": heart_disease_split,
     "mnist": mnist,
     "mnist-writers": mnist_writers,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from importlib import resources
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -90,13 +91,13 @@ def _encode(raw: dict[str, Tensor]) -> Tensor:
     return torch.stack(features, dim=1).nan_to_num(0.0)
 
 
-def heart_disease_split() -> Data:
-    """A fixed quarter of every hospital's healthy and diseased patients is the test set."""
+def heart_disease_split(_: Path | None = None) -> Data:
+    """920 patients of four hospitals, 29 features; a quarter of every hospital's healthy and diseased is the test set."""
     data = heart_disease()
     return _split(data, data.groups["hospital"] * 2 + data.y, 0.25)
 
 
-def digits() -> Data:
+def digits(_: Path | None = None) -> Data:
     """1,797 handwritten digits of 8×8 in 17 shades of grey; a fixed fifth of every class is the test set."""
     from sklearn.datasets import load_digits  # a second to import, and only needed here
 
