@@ -242,7 +242,15 @@ def test_a_run_prints_its_scores_and_is_a_directory(consilience: Command, tmp_pa
         assert f"{value:.4f}" in ended.out
     assert ended.err == "report: runs/config/report.html\n"
     names = {path.name for path in (tmp_path / "runs" / "config").iterdir()}
-    assert names == {"checkpoints", "config.toml", "evaluation.json", "metrics.jsonl", "report.html", "run.json"}
+    assert names == {
+        ".lock",
+        "checkpoints",
+        "config.toml",
+        "evaluation.json",
+        "metrics.jsonl",
+        "report.html",
+        "run.json",
+    }
 
 
 def test_where_a_run_goes_is_said_by_option_then_config_then_the_configs_name(

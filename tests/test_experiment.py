@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import consilience as cs
+from consilience.checkpoint import RunDirectory
 from consilience.comparison import Setting, compare
 from consilience.errors import CheckpointError, ConfigError, DataError, RecordError
 from consilience.evaluation import evaluate
@@ -723,3 +726,19 @@ def test_every_seed_has_its_own_setting_and_all_methods_share_it() -> None:
     assert scores["one", "mse"][1] > 0
     by_client = {(entry["method"], entry["client"]) for entry in result.per_client}
     assert by_client == {(method, client) for method in methods for client in NAMES}
+
+
+def test_a_directory_where_another_process_is_at_work_is_refused(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from consilience.checkpoint import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).locked():\n    print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(CheckpointError, match="another process is at work in"), RunDirectory(tmp_path).locked():
+            pass
+        other.kill()
+        other.wait()
+        with RunDirectory(tmp_path).locked():
+            pass

@@ -1,16 +1,25 @@
 from consilience.engines.plan import Plan, cheapest, chunk_sizes
 
+CREWS = [(1, 1), (1, 2), (2, 1)]
+
 
 def test_the_fastest_plan_wins():
-    times = {(1, 1): 1.0, (1, 2): 1.2, (4, 1): 0.5, (4, 2): 0.9}
-    chosen = cheapest(times, clients=8, compile=False)
-    assert (chosen.chunk, chosen.workers) == (4, 2)
+    times = {(1, 1): 1.0, (1, 2): 0.9, (4, 1): 0.5, (4, 2): 0.4}
+    chosen = cheapest(times, CREWS, clients=8, compile=False)
+    assert (chosen.chunk, chosen.workers, chosen.threads) == (4, 2, 1)
+    alone = cheapest(times, CREWS[:2], clients=8, compile=False)
+    assert (alone.chunk, alone.workers, alone.threads) == (4, 1, 2)
+
+
+def test_one_thread_is_enough_where_a_second_one_only_costs():
+    chosen = cheapest({(4, 1): 1.0, (4, 2): 3.0}, CREWS[:2], clients=4, compile=False)
+    assert (chosen.workers, chosen.threads) == (1, 1)
 
 
 def test_a_chunk_that_leaves_a_remainder_pays_for_it():
     times = {(1, 1): 10.0, (4, 1): 1.0, (5, 1): 1.05}
-    assert cheapest(times, clients=5, compile=False).chunk == 5
-    assert cheapest(times, clients=8, compile=False).chunk == 4
+    assert cheapest(times, CREWS[:1], clients=5, compile=False).chunk == 5
+    assert cheapest(times, CREWS[:1], clients=8, compile=False).chunk == 4
 
 
 def test_chunks_to_time_reach_from_one_to_what_memory_allows():
@@ -21,4 +30,5 @@ def test_chunks_to_time_reach_from_one_to_what_memory_allows():
 
 def test_a_plan_says_what_it_does():
     assert str(Plan(1)) == "one by one (given)"
-    assert str(Plan(8, 2, True, "measured")) == "vectorised, chunks of 8, 2 workers, compiled (measured)"
+    assert str(Plan(4, threads=1)) == "vectorised, chunks of 4, one thread (given)"
+    assert str(Plan(8, 2, 1, True, "measured")) == "vectorised, chunks of 8, 2 workers, compiled (measured)"

@@ -463,3 +463,21 @@ def test_compiled_sizes_are_the_chunk_and_its_halves():
         cohorts = task.prepare(chunk=chunk).gradient()
         assert [cohorts._bucket(k) for k in range(2, chunk + 1)] == sizes[1:]
     assert task.prepare(chunk=4).gradient()._bucket(9) == 9
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_frozen_parameters_stay_out_of_the_vector_and_keep_their_values(clients):
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    module[0].requires_grad_(False)
+    task = Classification(module).prepare(dtype=torch.float64)
+    assert task.size == 5 * 3 + 3
+    theta = task.initial().repeat(clients, 1)
+    x = torch.randn(clients, 6, 4, dtype=torch.float64)
+    batch = Batch(x, torch.randint(3, (clients, 6)), torch.ones(clients, 6, dtype=torch.float64), torch.arange(clients))
+    slope, _ = task.gradient()(theta, batch)
+    assert slope.shape == theta.shape
+    assert task.fisher(theta, batch).shape == theta.shape
+    released = task.release(theta[0] + 1)
+    assert torch.equal(released[0].weight, module[0].weight)
+    assert not released[0].weight.requires_grad
+    torch.testing.assert_close(released[2].weight, module[2].weight + 1)

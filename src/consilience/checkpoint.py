@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -98,15 +100,16 @@ class RunDirectory:
         """Whether a run lives here."""
         return (self.path / "run.json").exists()
 
-    def lock(self) -> None:
-        """Keep other processes out for as long as this one lives; a kill frees it, workers never had it."""
-        if fcntl is None:
-            return
-        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held until the process ends)
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CheckpointError(f"another process is at work in {self.path}") from error
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; a kill frees the lock, and workers never have it."""
+        with open(self.path / ".lock", "w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise CheckpointError(f"another process is at work in {self.path}") from error
+            yield
 
     def create(self, facts: dict[str, Any]) -> None:
         """Begin a run, where none of its files would be written over."""

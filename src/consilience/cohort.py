@@ -11,6 +11,7 @@ from torch import Tensor
 from consilience import keys
 from consilience.data.augment import Augmentation
 from consilience.data.federation import Federation
+from consilience.errors import ConsilienceError
 from consilience.records import record, rows
 from consilience.task import Batch
 
@@ -49,6 +50,8 @@ class Cohort:
         self.device, self.dtype = federation.order.device, dtype
         self.notes: dict[str, Tensor] = {}
         self._sizes = federation.sizes[ids]
+        if bool((self._sizes.diff() > 0).any()):
+            raise ConsilienceError("a cohort's clients must be sorted by their number of examples, most first")
         self._static, self._augment, self._steps_left = static, augment, limit
         self._largest = int(federation.sizes.max()) if static else int(self._sizes[0])
         self._offsets = federation.offsets[ids].to(self.device)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,14 +118,15 @@ def fit(
     directory = None if out is None else RunDirectory(Path(out))
     old = _existing(directory, who, resume)
     plan = Plan(**old["plan"]) if old and old.get("plan") else None
-    with engine.open(algorithm, task, arranged, seed=seed, cohort=cohort, rounds=rounds, plan=plan) as session:
+    opened = engine.open(algorithm, task, arranged, seed=seed, cohort=cohort, rounds=rounds, plan=plan)
+    with opened as session, ExitStack() as held:
         run = _begin(algorithm, session, seed, directory, state_memory)
         facts = _facts(algorithm, task, arranged, rounds, cohort, seed, who, plan)
         done = 0
         if directory is not None:
             if old is None:
                 directory.create(facts)
-            directory.lock()
+            held.enter_context(directory.locked())
             done = _restore(run, directory) if old else 0
             if done > rounds:
                 raise CheckpointError(f"{directory.path} has gone on to round {done} already: rounds is only {rounds}")

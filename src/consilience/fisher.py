@@ -60,7 +60,7 @@ def by_layers(task: Task, theta: Tensor, batch: Batch) -> Tensor | None:
         prefix = f"{name}." if name else ""
         information[f"{prefix}weight"] = square.mT @ inputs[name].to(theta.dtype).square()
         information[f"{prefix}bias"] = square.sum(0)
-    main = [information[name].reshape(-1) for name, _ in task.module.named_parameters()]
+    main = [information[name].reshape(-1) for name in task.names]
     others = theta.new_zeros(task.size - task.slice().stop)
     return torch.cat([*main, others]) / batch.w.sum().clamp_min(1e-12)
 

@@ -40,12 +40,14 @@ class Batch:
 
 
 class _Part:
-    """One network inside the flat vector."""
+    """One network inside the flat vector. Parameters that do not require gradients are frozen: they stay in the
+    module and are no part of the vector."""
 
     def __init__(self, module: nn.Module, start: int) -> None:
         check_layers(module)
-        self.module = copy.deepcopy(module).eval().requires_grad_(False)
-        named = dict(self.module.named_parameters())
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.module = copy.deepcopy(module).eval()
+        self.frozen = {name: p for name, p in self.module.named_parameters() if name not in named}
         self.names, self.shapes = list(named), [p.shape for p in named.values()]
         self.sizes = [p.numel() for p in named.values()]
         self.slice = slice(start, start + sum(self.sizes))
@@ -64,6 +66,7 @@ class _Part:
         tensors: dict[str, Tensor] = {
             name: part.view(shape) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
         }
+        tensors |= {name: p.to(theta.dtype) for name, p in self.frozen.items()}
         if key is None:
             return functional_call(self.evaluation[0], tensors, args)
         return functional_call(self.training[0], tensors | dict.fromkeys(self.key_names, key), args)
@@ -118,6 +121,11 @@ class Task(ABC):
         return self._parts[MAIN].module
 
     @property
+    def names(self) -> list[str]:
+        """The user's parameters in the flat vector, in their order there."""
+        return self._parts[MAIN].names
+
+    @property
     def head(self) -> str | None:
         """The name of the last linear layer, if there is one."""
         return self._parts[MAIN].head
@@ -129,7 +137,9 @@ class Task(ABC):
 
     def initial(self) -> Tensor:
         """The modules' own initial weights as one vector."""
-        values = [p.reshape(-1) for part in self._parts.values() for p in part.module.parameters()]
+        values = [
+            part.module.get_parameter(n).detach().reshape(-1) for part in self._parts.values() for n in part.names
+        ]
         return torch.cat(values).to(self.device, self.dtype)
 
     def slice(self, module: str = MAIN) -> slice:
@@ -261,9 +271,10 @@ class Task(ABC):
     def release(self, theta: Tensor) -> nn.Module:
         """The user's module with the weights θ, ready for use without this library."""
         module, part = copy.deepcopy(self.module), self._parts[MAIN]
-        for p, value in zip(module.parameters(), theta[part.slice].split_with_sizes(part.sizes), strict=True):
+        for name, value in zip(part.names, theta[part.slice].split_with_sizes(part.sizes), strict=True):
+            p = module.get_parameter(name)
             p.data = value.view(p.shape).to(p.device, p.dtype).clone()
-        return module.requires_grad_(True)
+        return module
 
     def check(self, data: Dataset) -> None:
         """Run the module on two examples, and refuse data it cannot learn from before any client does."""

@@ -88,9 +88,7 @@ def test_evaluation_takes_the_centre():
     assert torch.equal(Crop(4).evaluation(x), x[..., 2:6, 2:6])
     assert torch.equal(Crop(8, padding=4).evaluation(x), x[..., :8, :8])
     assert torch.equal(Flip().evaluation(x), x)
-    assert torch.equal(
-        Compose((Crop(6), Flip(), Crop(4))).evaluation(x), Crop(4).evaluation(Crop(6).evaluation(x))
-    )
+    assert torch.equal(Compose((Crop(6), Flip(), Crop(4))).evaluation(x), Crop(4).evaluation(Crop(6).evaluation(x)))
 
 
 def test_evaluation_pads_what_is_too_small():

@@ -126,9 +126,7 @@ def test_shards_hold_few_labels():
 
 
 def test_one_label_is_one_label_and_sizes_are_near():
-    data = replace(
-        labelled(400), y=torch.arange(400).clamp(max=300) // 100
-    )  # the last label occurs a hundred times
+    data = replace(labelled(400), y=torch.arange(400).clamp(max=300) // 100)  # the last label occurs a hundred times
     fed = partition.one_label(data, 40)
     assert (fed.label_counts() > 0).sum(1).tolist() == [1] * 40
     assert int(fed.sizes.max()) - int(fed.sizes.min()) <= 1
@@ -235,9 +233,7 @@ def test_bad_arguments_get_a_sentence(divide, message):
 @pytest.mark.parametrize("y", [torch.zeros(40, 2), torch.zeros(40)])
 def test_partitions_by_label_need_labels(name, y):
     data = replace(labelled(40), y=y)
-    with pytest.raises(
-        DataError, match=rf"{name} divides by class label, but the targets of toy are float32 \[40"
-    ):
+    with pytest.raises(DataError, match=rf"{name} divides by class label, but the targets of toy are float32 \[40"):
         PARTITIONERS[name](data, 10, 0)
 
 

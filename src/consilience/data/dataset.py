@@ -47,7 +47,7 @@ class Dataset:
             x = x.to(dtype) * self.scale.to(dtype)
         elif x.is_floating_point():
             x = x.to(dtype)
-        return x if self.shift is None else x.add_(self.shift.to(dtype))
+        return x if self.shift is None else x + self.shift.to(dtype)
 
     def targets(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Targets of rows `index`; real-valued ones in the model's dtype."""

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients are computed: `chunk` at once (1: one after the other) in each of `workers` processes.
+    """How clients are computed: `chunk` at once (1: one after the other) in each of `workers` processes, which have
+    `threads` threads each (0: as many as torch has; small networks are faster on one).
     Plans differ in speed, and in results by rounding only."""
 
     chunk: int
     workers: int = 1
+    threads: int = 0
     compile: bool = False
     why: str = "given"
     device: str = "cpu"
 
     def __str__(self) -> str:
         how = "one by one" if self.chunk == 1 else f"vectorised, chunks of {self.chunk}"
-        parts = [how, *([f"{self.workers} workers"] if self.workers > 1 else []), *(["compiled"] * self.compile)]
+        crew = [f"{self.workers} workers"] * (self.workers > 1) + ["one thread"] * (self.threads == 1 == self.workers)
+        parts = [how, *crew, *(["compiled"] * self.compile)]
         return f"{', '.join(parts)} ({self.why})"
 
 
@@ -28,16 +31,19 @@ def chunk_sizes(clients: int, workers: int, most: int) -> list[int]:
     return sorted({1, most, share, *(4**i for i in range(1, 8) if 4**i < most)})
 
 
-def cheapest(times: dict[tuple[int, int], float], clients: int, compile: bool) -> Plan:
-    """The plan with the shortest round, from seconds of a client's step in (chunk, workers). The last chunk of a
-    worker may be smaller: its clients cost what they would in the largest measured chunk that is not larger."""
+def cheapest(times: dict[tuple[int, int], float], crews: list[tuple[int, int]], clients: int, compile: bool) -> Plan:
+    """The plan with the shortest round for one of the `crews` (workers, threads of each), from seconds of a client's
+    step in (chunk, threads). The last chunk of a worker may be smaller: its clients cost what they would in the largest
+    measured chunk that is not larger."""
 
-    def cost(chunk: int, workers: int) -> float:
+    def cost(chunk: int, workers: int, threads: int) -> float:
         share = -(-clients // workers)
         whole, rest = share // chunk * chunk, share % chunk
-        smaller = [c for c, w in times if w == workers and c <= rest]
-        return whole * times[chunk, workers] + rest * times[max(smaller, default=chunk), workers]
+        smaller = [c for c, t in times if t == threads and c <= rest]
+        return whole * times[chunk, threads] + rest * times[max(smaller, default=chunk), threads]
 
-    chunk, workers = min(times, key=lambda plan: cost(*plan))
-    timing = ", ".join(f"{c}×{w}: {1e3 * t:.2g}" for (c, w), t in times.items())
-    return Plan(chunk, workers, compile, f"ms a client step by chunk×workers: {timing}")
+    plans = [(chunk, *crew) for crew in crews for chunk, threads in times if threads == crew[1]]
+    fitting = [plan for plan in plans if plan[0] <= -(-clients // plan[1])] or plans
+    chunk, workers, threads = min(fitting, key=lambda plan: cost(*plan))
+    timing = ", ".join(f"{c} on {t}: {1e3 * s:.2g}" for (c, t), s in times.items())
+    return Plan(chunk, workers, threads, compile, f"ms a client step by chunk on threads: {timing}")

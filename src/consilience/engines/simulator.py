@@ -29,7 +29,7 @@ _WORTH_COMPILING = 120.0
 
 @dataclass(frozen=True)
 class Simulator:
-    """Where and how to simulate. What is None is chosen: `chunk` and `workers` by timing a few steps of the real work,
+    """Where and how to simulate. What is None is chosen: `chunk`, `workers` and their `threads` by timing a few steps,
     `compile` by what it would save over the planned rounds on a GPU (on a CPU it is off unless asked for).
 
     `precision` is float32, float64, or bf16: networks compute in bfloat16, weights and updates stay float32.
@@ -38,13 +38,14 @@ class Simulator:
     device: str | None = None
     chunk: int | None = None
     workers: int | None = None
+    threads: int | None = None
     compile: bool | None = None
     precision: str = "float32"
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ConfigError(f"unknown precision {self.precision!r}; {nearest(self.precision, PRECISIONS)}")
-        for name in ("chunk", "workers"):
+        for name in ("chunk", "workers", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
@@ -67,6 +68,8 @@ class Simulator:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        if self.precision == "bf16" and device.type == "cpu":
+            raise ConfigError("precision 'bf16' is for GPUs: on a CPU it is slower than float32, where it works at all")
         if plan is not None and plan.device != device.type:
             plan = None  # a plan for another kind of device says nothing about this one
         return Session(self, device, algorithm, task, federation, seed, cohort, rounds, plan)
@@ -94,7 +97,7 @@ class Session:
         self._given = plan
         self._pool: Pool | None = None
         self.plan: Plan | None = None
-        self._host_task, self._probed = task, 0
+        self._host_task, self._probed, self._cores = task, 0, torch.get_num_threads()
 
     def _prepare(self, task: Task, device: torch.device, plan: Plan) -> Task:
         precision = self._simulator.precision
@@ -109,7 +112,8 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and give torch its threads back."""
+        torch.set_num_threads(self._cores)
         if self._pool is not None:
             self._pool.close()
 
@@ -122,8 +126,10 @@ class Session:
             self.task = self._prepare(self._host_task, self.task.device, self.plan)
             if self.plan.workers > 1:
                 if self.plan.compile:  # once, here: workers inherit the code and share its memory
-                    self._time(server, states, ids[: self.plan.chunk], torch.get_num_threads(), repeats=1)
-                self._pool = Pool(self.plan.workers, self._group)
+                    self._time(server, states, ids[: self.plan.chunk], self.plan.threads or 1, repeats=1)
+                self._pool = Pool(self.plan.workers, self.plan.threads or 1, self._group)
+            elif self.plan.threads:
+                torch.set_num_threads(self.plan.threads)
         return self.plan
 
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
@@ -173,32 +179,32 @@ class Session:
     def _choose(self, server: Tree, states: States, ids: Tensor) -> Plan:
         if self.task.device.type != "cpu":
             return self._choose_on_device(server, states, ids)
-        wanted, compile = self._simulator, bool(self._simulator.compile)
-        cores = torch.get_num_threads()
-        counts = [wanted.workers] if wanted.workers else [1, cores] if can_fork() and cores > 1 else [1]
-        counts = sorted({min(count, len(ids)) for count in counts})
-        if wanted.chunk and len(counts) == 1:
-            return Plan(wanted.chunk, counts[0], compile)
+        wanted, compile, cores = self._simulator, bool(self._simulator.compile), self._cores
+        most_workers = min(cores, len(ids)) if can_fork() else 1
+        crews = {(1, wanted.threads or cores), (1, wanted.threads or 1), (most_workers, wanted.threads or 1)}
+        if wanted.workers:
+            workers = min(wanted.workers, len(ids))
+            crews = {(workers, wanted.threads or threads) for threads in ((1, cores) if workers == 1 else (1,))}
+        if wanted.chunk and len(crews) == 1:
+            return Plan(wanted.chunk, *crews.pop(), compile)
+        most = self._most(len(ids))
         times: dict[tuple[int, int], float] = {}
-        for chunk in [wanted.chunk] if wanted.chunk else chunk_sizes(len(ids), max(counts), self._most(len(ids))):
-            for workers in counts:
-                if chunk <= -(-len(ids) // workers) or wanted.chunk:
-                    times[chunk, workers] = self._time(server, states, ids[:chunk], workers)
-            latest = [t / w for (c, w), t in times.items() if c == chunk]
-            if min(latest) > 1.5 * min(t / w for (_, w), t in times.items()):
+        for chunk in [wanted.chunk] if wanted.chunk else chunk_sizes(len(ids), max(w for w, _ in crews), most):
+            for threads in sorted({t for _, t in crews}):
+                times[chunk, threads] = self._time(server, states, ids[:chunk], threads)
+            latest = min(seconds for (c, _), seconds in times.items() if c == chunk)
+            if latest > 1.5 * min(times.values()):
                 break  # larger chunks will not be better
-        return cheapest(times, len(ids), compile)
+        return cheapest(times, sorted(crews), len(ids), compile)
 
     def _most(self, clients: int) -> int:
         """The largest chunk whose weights, gradients and updates stay within a share of memory."""
         bytes_a_client = 6 * self.task.size * self.task.dtype.itemsize
         return max(1, min(clients, _CHUNK_BYTES // bytes_a_client))
 
-    def _time(self, server: Tree, states: States, ids: Tensor, workers: int, repeats: int = 3) -> float:
-        """Seconds of one local step of one client, as measured for the clients `ids` together on a worker's share of
-        the threads."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(max(1, before // workers))
+    def _time(self, server: Tree, states: States, ids: Tensor, threads: int, repeats: int = 3) -> float:
+        """Seconds of one local step of one client, as measured for the clients `ids` together."""
+        torch.set_num_threads(threads)
         try:
             message, kept = self._algorithm.message(server, ids), states.gather(ids)
             seconds = []
@@ -208,7 +214,7 @@ class Session:
                 seconds.append(time.perf_counter() - start)
             return min(seconds[1:] or seconds) / len(ids) / _PROBE_STEPS
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(self._cores)
 
     def _choose_on_device(self, server: Tree, states: States, ids: Tensor) -> Plan:
         """On a GPU: the largest chunk that fits, compiled if the planned rounds are worth the wait."""
@@ -226,7 +232,7 @@ class Session:
         compile = self._simulator.compile
         if compile is None:
             compile = planned > _WORTH_COMPILING
-        return Plan(chunk, 1, compile, f"{planned:.0f} s of uncompiled work planned")
+        return Plan(chunk, compile=compile, why=f"{planned:.0f} s of uncompiled work planned")
 
     def _time_whole(self, server: Tree, states: States, ids: Tensor) -> float:
         message, kept = self._algorithm.message(server, ids), states.gather(ids)

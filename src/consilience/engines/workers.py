@@ -32,15 +32,15 @@ def can_fork() -> bool:
 
 
 class Pool:
-    """`count` forked copies of this process, each ready to run `group(ids, message, states, round)`."""
+    """`count` forked copies of this process, of `threads` threads each, that run a `group` of clients."""
 
-    def __init__(self, count: int, group: Group) -> None:
+    def __init__(self, count: int, threads: int, group: Group) -> None:
         context = multiprocessing.get_context("fork")
         self._members: list[tuple[BaseProcess, Connection]] = []
         for _ in range(count):
             ours, theirs = context.Pipe()
             inherited = [ours, *(connection for _, connection in self._members)]
-            process = context.Process(target=_serve, args=(theirs, inherited, group), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, inherited, threads, group), daemon=True)
             process.start()
             theirs.close()
             self._members.append((process, ours))
@@ -76,12 +76,12 @@ class Pool:
                 process.kill()
 
 
-def _serve(connection: Connection, inherited: list[Connection], group: Group) -> None:
+def _serve(connection: Connection, inherited: list[Connection], threads: int, group: Group) -> None:
     """A worker's life: until the parent hangs up, or dies, which closes the pipe just as well."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     for other in inherited:
         other.close()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     while True:
         try:
             request = connection.recv_bytes()

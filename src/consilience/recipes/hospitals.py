@@ -74,7 +74,7 @@ def run(options: Options) -> Comparison:
         measure=elsewhere,
         rounds=5 if options.quick else 30,
         evaluate_every=2,
-        engine=Simulator(device="cpu", chunk=4, workers=1),
+        engine=Simulator(device="cpu", chunk=4, workers=1, threads=1),
         progress=False,
     )
 

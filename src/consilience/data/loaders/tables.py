@@ -92,7 +92,7 @@ def _encode(raw: dict[str, Tensor]) -> Tensor:
 
 
 def heart_disease_split(_: Path | None = None) -> Data:
-    """920 patients of four hospitals, 29 features; a quarter of every hospital's healthy and diseased is the test set."""
+    """920 patients of four hospitals, 29 features; a quarter of each hospital and outcome is the test set."""
     data = heart_disease()
     return _split(data, data.groups["hospital"] * 2 + data.y, 0.25)
 
