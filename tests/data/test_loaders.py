@@ -144,7 +144,7 @@ def test_missing_writers_are_told_from_missing_images(tmp_path):
         ("train-images-idx3-ubyte.gz", b"", "starts with nothing"),
         (
             "train-images-idx3-ubyte.gz",
-            gzip.compress(bytes(9000))[:-9],
+            gzip.compress(bytes(9000), mtime=0)[:-9],
             "train-images.* damaged or truncated gzip",
         ),
         ("train-labels-idx1-ubyte.gz", idx(np.zeros((6, 2))), r"not an idx file of unsigned bytes in 1 dim"),
