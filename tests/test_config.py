@@ -93,7 +93,7 @@ constant = 5
 '''
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where configs lie beside the user's own file."""
     folder = tmp_path_factory.mktemp("configs")
