@@ -10,6 +10,7 @@ from torch import Tensor
 
 from consilience import keys
 from consilience.data.augment import Augmentation
+from consilience.data.dataset import rows_at
 from consilience.data.federation import Federation
 from consilience.errors import ConsilienceError
 from consilience.records import record, rows
@@ -99,7 +100,7 @@ class Cohort:
         size = min(size, self._largest)
         steps = -(-width // size)
         real = torch.arange(width, device=self.device) < self._n.unsqueeze(1)
-        index = self.federation.order[torch.where(real, positions, 0) + self._offsets.unsqueeze(1)]
+        index = rows_at(self.federation.order, torch.where(real, positions, 0) + self._offsets.unsqueeze(1))
         weight = real.to(self.dtype)
         if self._static:  # compiled code wants one batch size: fill up with weightless copies
             index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))

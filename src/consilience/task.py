@@ -62,7 +62,8 @@ class _Part:
 
     def __call__(self, theta: Tensor, args: tuple[Any, ...], key: Tensor | None) -> Any:
         # One split, so that the gradient comes back as one concatenation and not as a sum of padded slices.
-        flat = theta[self.slice].split_with_sizes(self.sizes) if self.sizes else ()
+        mine = theta if sum(self.sizes) == len(theta) else theta[self.slice]
+        flat = mine.split_with_sizes(self.sizes) if self.sizes else ()
         tensors: dict[str, Tensor] = {
             name: part.view(shape) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
         }

@@ -38,8 +38,8 @@ class FedAvg(Algorithm):
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         """Train from w; send n_k (w_k − w)."""
-        trained = self.train(task.gradient(), message.theta, cohort)
-        return Weighted.of(Point(trained - message.theta), cohort.n), None
+        delta = self.train(task.gradient(), message.theta, cohort).sub_(message.theta)
+        return Weighted(Point(delta.mul_(cohort.n)), cohort.n), None
 
     def fuse(self, server: Averaged, update: Weighted) -> Averaged:
         """A server step along the mean change."""

@@ -31,8 +31,8 @@ class FedProx(Algorithm):
         """Train from w with the leash; send n_k (w_k − w)."""
         w = message.theta
         leash = Gaussian.of(w, w.new_full((1,), self.mu))
-        trained = self.train(task.gradient(), w, cohort, prior=leash)
-        return Weighted.of(Point(trained - w), cohort.n), None
+        delta = self.train(task.gradient(), w, cohort, prior=leash).sub_(w)
+        return Weighted(Point(delta.mul_(cohort.n)), cohort.n), None
 
     def fuse(self, server: Point, update: Weighted) -> Point:
         """w + Σ p_k (w_k − w)."""

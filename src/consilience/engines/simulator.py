@@ -16,7 +16,7 @@ from consilience.data.federation import Federation
 from consilience.engines.plan import Plan, cheapest, chunk_sizes
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, part_of
-from consilience.engines.workers import Pool, can_fork
+from consilience.engines.workers import Pool, can_fork, keep_memory
 from consilience.errors import ConfigError, nearest
 from consilience.records import Tree, nbytes, rows
 from consilience.task import Task
@@ -91,6 +91,8 @@ class Session:
         plan: Plan | None,
     ) -> None:
         self._simulator, self._algorithm, self._seed, self._rounds = simulator, algorithm, seed, rounds
+        if device.type == "cpu":
+            keep_memory()
         self.federation = federation.to(device)
         self.cohort = min(cohort, len(federation))
         self.task = self._prepare(task, device, Plan(chunk=self.cohort))
@@ -116,31 +118,34 @@ class Session:
         torch.set_num_threads(self._cores)
         if self._pool is not None:
             self._pool.close()
+            self._pool = None
 
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
         """Choose the plan (by timing, unless given) and start the workers; once, before the first round."""
         if self.plan is None:
             ids, self._probed = self._longest_first(ids), round
             chosen = self._given or self._choose(server, states, ids)
-            self.plan = replace(chosen, device=self.task.device.type)
-            self.task = self._prepare(self._host_task, self.task.device, self.plan)
-            if self.plan.workers > 1:
-                if self.plan.compile:  # once, here: workers inherit the code and share its memory
-                    self._time(server, states, ids[: self.plan.chunk], self.plan.threads or 1, repeats=1)
-                self._pool = Pool(self.plan.workers, self.plan.threads or 1, self._group)
-            elif self.plan.threads:
-                torch.set_num_threads(self.plan.threads)
+            chosen = replace(chosen, device=self.task.device.type)
+            self.task = self._prepare(self._host_task, self.task.device, chosen)
+            if chosen.workers > 1 and chosen.compile:  # once, here: workers inherit the code and share its memory
+                self._time(server, states, ids[: chosen.chunk], chosen.threads or 1, repeats=1)
+            self._start(chosen)
+        assert self.plan is not None
         return self.plan
+
+    def _start(self, plan: Plan) -> None:
+        self.plan = plan
+        if plan.workers > 1:
+            self._pool = Pool(plan.workers, plan.threads or 1, self._group)
+        elif plan.threads:
+            torch.set_num_threads(plan.threads)
 
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
         """All of a round's clients: (their share, bytes sent down). Commits the accepted clients' new states."""
         self.settle(server, states, ids, round)
         ids = self._longest_first(ids)
         message, kept = self._algorithm.message(server, ids), states.gather(ids)
-        if self._pool is None:
-            share = self._group(ids, message, kept, round)
-        else:
-            share = self._pool.run(ids, message, kept, round, self._algorithm.additive)
+        share = self._everyone(ids, message, kept, round)
         states.commit(torch.tensor(share.accepted, dtype=torch.int64), share.states, round)
         shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
         return _by_id(share, self._algorithm.additive), shared * len(ids) + own
@@ -161,7 +166,12 @@ class Session:
             limit=limit,
         )
 
-    def _group(self, ids: Tensor, message: Tree, states: Tree, round: int) -> Share:
+    def _everyone(self, ids: Tensor, message: Tree, states: Tree, round: int, limit: int | None = None) -> Share:
+        if self._pool is None:
+            return self._group(ids, message, states, round, limit)
+        return self._pool.run(ids, message, states, round, self._algorithm.additive, limit)
+
+    def _group(self, ids: Tensor, message: Tree, states: Tree, round: int, limit: int | None = None) -> Share:
         """Some of a round's clients in this process, chunk by chunk: memory does not grow with their number."""
         assert self.plan is not None
         share = Share()
@@ -171,7 +181,7 @@ class Session:
                 self.task,
                 part_of(message, part),
                 rows(states, part),
-                self._cohort(ids[part], round),
+                self._cohort(ids[part], round, limit),
             )
             share = share.merge(done, self._algorithm.additive)
         return share
@@ -195,7 +205,21 @@ class Session:
             latest = min(seconds for (c, _), seconds in times.items() if c == chunk)
             if latest > 1.5 * min(times.values()):
                 break  # larger chunks will not be better
-        return cheapest(times, sorted(crews), len(ids), compile)
+        alone, together = ([crew for crew in sorted(crews) if (crew[0] > 1) == many] for many in (False, True))
+        finalists = [cheapest(times, crew, len(ids), compile) for crew in (alone, together) if crew]
+        return finalists[0] if len(finalists) == 1 else min(finalists, key=lambda p: self._try(p, server, states, ids))
+
+    def _try(self, plan: Plan, server: Tree, states: States, ids: Tensor) -> float:
+        """Seconds of a few steps of the whole cohort: workers share caches and memory, which no timing of one tells."""
+        self._start(plan)
+        message, kept = self._algorithm.message(server, ids), states.gather(ids)
+        seconds = []
+        for _ in range(4):
+            start = time.perf_counter()
+            self._everyone(ids, message, kept, self._probed, _PROBE_STEPS)
+            seconds.append(time.perf_counter() - start)
+        self.close()
+        return min(seconds[1:])
 
     def _most(self, clients: int) -> int:
         """The largest chunk whose weights, gradients and updates stay within a share of memory."""

@@ -73,37 +73,32 @@ def compute(algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohor
     except Exception as error:
         who = ", ".join(name(int(c)) for c in cohort.ids[:3]) + (", …" if len(cohort) > 3 else "")
         raise ClientError(who, cohort.round, "local", f"{type(error).__name__}: {error}") from error
-    up, rejected = nbytes(update), _not_finite(update, new_states, cohort)
-    accepted = [int(c) for c in cohort.ids]
+    up, accepted = nbytes(update), cohort.ids.tolist()
     notes = {key: value.detach().reshape(len(cohort)).cpu() for key, value in cohort.notes.items()}
+    total = tree_map(lambda leaf: leaf.sum(0), update)
+    rejected: dict[int, str] = {}
+    if not _finite((total, tree_map(lambda leaf: leaf.sum(0), new_states))):
+        rejected = _not_finite(update, new_states, cohort)
     if rejected:
         kept = torch.tensor([i for i, c in enumerate(accepted) if c not in rejected], dtype=torch.int64)
         accepted = [accepted[i] for i in kept.tolist()]
         update, new_states = rows((update, new_states), kept.to(task.device))
         notes = {key: value[kept] for key, value in notes.items()}
-    if algorithm.additive:
-        update = tree_map(lambda leaf: leaf.sum(0), update)
+        total = tree_map(lambda leaf: leaf.sum(0), update)
     acted = {key: int(value) for key, value in counts.items() if int(value)}
-    return Share(update, to(new_states, "cpu"), accepted, rejected, notes, acted, up)
+    return Share(total if algorithm.additive else update, to(new_states, "cpu"), accepted, rejected, notes, acted, up)
 
 
-def rows_of(notes: dict[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """The rows `index` of every note."""
-    return {name: value[index] for name, value in notes.items()}
+def _finite(sums: Tree) -> bool:
+    """Whether sums over clients are finite: then all their terms are, and nobody needs to be looked at."""
+    flags = [leaf.isfinite().all() for _, leaf in leaves(sums)]
+    return not flags or bool(torch.stack(flags).all())
 
 
 def _not_finite(update: Tree, states: Tree, cohort: Cohort) -> dict[int, str]:
     """The clients with a number that is not finite, and the first field where it is."""
     fields = [("update", *named) for named in leaves(update)] + [("state", *named) for named in leaves(states)]
-    fine = torch.stack(
-        [
-            # The largest absolute value is finite just when all are; one pass, no mask in memory.
-            torch.linalg.vector_norm(leaf.reshape(len(cohort), -1), float("inf"), dim=1).isfinite()
-            for _, _, leaf in fields
-        ]
-    )
-    if bool(fine.all()):
-        return {}
+    fine = torch.stack([leaf.reshape(len(cohort), -1).isfinite().all(1) for _, _, leaf in fields])
     rejected = {}
     for k in (~fine.all(0)).nonzero().flatten().tolist():
         kind, name, _ = fields[int((~fine[:, k]).nonzero()[0])]

@@ -7,6 +7,7 @@ little operation, processes meet once a round. What travels is packed records ov
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -23,7 +24,7 @@ from consilience.engines.work import Share, part_of
 from consilience.errors import ClientError, ConsilienceError
 from consilience.records import Tree, notes, pack, rows, unpack
 
-Group = Callable[[Tensor, Tree, Tree, int], Share]
+Group = Callable[[Tensor, Tree, Tree, int, int | None], Share]
 
 
 def can_fork() -> bool:
@@ -45,7 +46,9 @@ class Pool:
             theirs.close()
             self._members.append((process, ours))
 
-    def run(self, ids: Tensor, message: Tree, states: Tree, round: int, additive: bool) -> Share:
+    def run(
+        self, ids: Tensor, message: Tree, states: Tree, round: int, additive: bool, limit: int | None = None
+    ) -> Share:
         """Deal the clients out like cards and merge the shares in the order of workers, so that sums do not depend
         on who is done first."""
         hands = [slice(w, None, len(self._members)) for w in range(len(self._members))]
@@ -53,7 +56,7 @@ class Pool:
         for hand, (_, connection) in busy:
             request = (ids[hand], part_of(message, hand), rows(states, hand))
             with contextlib.suppress(OSError):  # a dead worker is found below, where its reply is missing
-                connection.send_bytes(pack(request, round=str(round)))
+                connection.send_bytes(pack(request, when=json.dumps([round, limit])))
         share = Share()
         for _, (process, connection) in busy:
             try:
@@ -89,7 +92,7 @@ def _serve(connection: Connection, inherited: list[Connection], threads: int, gr
             os._exit(0)
         try:
             ids, message, states = unpack(request)
-            reply = _pack_share(group(ids, message, states, int(notes(request)["round"])))
+            reply = _pack_share(group(ids, message, states, *json.loads(notes(request)["when"])))
         except ClientError as error:
             reply = pack(None, client=json.dumps([error.client, error.round, error.stage, error.reason]))
         except Exception as error:
@@ -98,6 +101,15 @@ def _serve(connection: Connection, inherited: list[Connection], threads: int, gr
             connection.send_bytes(reply)
         except OSError:
             os._exit(0)
+
+
+def keep_memory() -> None:
+    """Let freed memory stay with this process: a step frees and takes the same megabytes again and again, and to have
+    them from the kernel each time, page by page, can cost more than the arithmetic."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            mallopt(parameter, 1 << 30)
 
 
 def _pack_share(share: Share) -> bytes:
