@@ -481,3 +481,38 @@ def test_frozen_parameters_stay_out_of_the_vector_and_keep_their_values(clients)
     assert torch.equal(released[0].weight, module[0].weight)
     assert not released[0].weight.requires_grad
     torch.testing.assert_close(released[2].weight, module[2].weight + 1)
+
+
+def test_compiled_code_that_is_wrong_is_found_and_not_used(monkeypatch, caplog):
+    from consilience import guards
+    from consilience.vectorize import Cohorts
+
+    monkeypatch.setattr(Cohorts, "_compiled", lambda self, plain, size: lambda *a: (plain(*a)[0] * 1.5, plain(*a)[1]))
+    task = Classification(nn.Linear(4, 3))
+    theta = task.initial().repeat(3, 1)
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 6, 4, generator=made)
+    batch = Batch(x, torch.randint(3, (3, 6), generator=made), torch.ones(3, 6), torch.arange(3))
+    right, _ = task.gradient()(theta, batch)
+    with guards.watch() as acted:
+        for _ in range(2):
+            found, _ = task.prepare(compile=True, chunk=3).gradient()(theta, batch)
+            torch.testing.assert_close(found, right)
+    assert int(acted["compiled code refused"]) == 2
+    assert "compiled code for cohorts of 3 differs from plain code by 0.5" in caplog.text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("clients", [7, 6, 4, 3, 2, 1])
+def test_compiled_convolutions_and_dropout_on_a_gpu_are_those_of_plain_code(clients):
+    module = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten(), nn.Linear(8 * 36, 10))
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(clients, 5, 1, 8, 8, generator=made, dtype=torch.float64)
+    y = torch.randint(10, (clients, 5), generator=made)
+    batch = Batch(x, y, torch.ones(clients, 5, dtype=torch.float64), torch.arange(clients))
+    batch = Batch(*(leaf.cuda() for leaf in (batch.x, batch.y, batch.w, batch.key)))
+    slopes = []
+    for compile in (False, True):
+        task = Classification(module).prepare("cuda", torch.float64, compile=compile, chunk=7)
+        slopes.append(task.gradient()(task.initial().repeat(clients, 1), batch)[0])
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-12)

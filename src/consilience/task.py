@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call
 
 from consilience import fisher, keys
 from consilience.data.augment import Augmentation
@@ -24,7 +24,8 @@ from consilience.data.dataset import Dataset
 from consilience.errors import DataError, TaskError
 from consilience.layers import check_layers, use_matmul_convolutions, with_keyed_dropout, with_taps
 from consilience.metrics import classification, multilabel, regression
-from consilience.records import Tree, record, rows, tree_map
+from consilience.records import record, tree_map
+from consilience.vectorize import Cohorts
 
 MAIN = "main"
 
@@ -258,7 +259,7 @@ class Task(ABC):
 
     def _cohort(self, fn: Callable[..., Any], differentiate: bool) -> Callable[..., Any]:
         if (fn, differentiate) not in self._cache:
-            self._cache[fn, differentiate] = _Cohorts(self, fn, differentiate)
+            self._cache[fn, differentiate] = Cohorts(self, fn, differentiate)
         return self._cache[fn, differentiate]
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -291,84 +292,6 @@ class Task(ABC):
         if not isinstance(output, Tensor) or output.shape[0] != len(probe):
             raise TaskError("the module must return one tensor with a row for each example")
         self.fits(output, data)
-
-
-class _Cohorts:
-    """One client's function as a function of cohorts: plain autograd for one client, vmap for several; compiled,
-    if the task is, for a few cohort sizes only (chunk, chunk/2, …): smaller cohorts are filled up with copies."""
-
-    def __init__(self, task: Task, fn: Callable[..., Any], differentiate: bool) -> None:
-        self.task, self.fn, self.differentiate = task, fn, differentiate
-        self.graphs: dict[Any, Callable[..., Any]] = {}
-
-    def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
-        k = _clients(own)
-        with torch.no_grad():
-            if k > 1:
-                return self._many(k, own, shared)
-            single = rows(own, 0)
-            if self.differentiate and not self.task.compiled:
-                return self._autograd(single, shared)
-            result = self._graph(1, len(own))(*single, *shared)
-            return tree_map(lambda leaf: leaf.unsqueeze(0), result)
-
-    def _autograd(self, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            theta = own[0].detach().requires_grad_()
-            value = self.fn(self.task, theta, *own[1:], *shared)
-            (slope,) = torch.autograd.grad(value, theta)
-        return slope.unsqueeze(0), value.detach().unsqueeze(0)
-
-    def _many(self, k: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> Any:
-        if not self.task.compiled:
-            return self._graph(k, len(own))(*own, *shared)
-        own = tree_map(lambda leaf: leaf.contiguous(), own)  # other strides would be compiled again
-        size = self._bucket(k)
-        if size != k:
-            filler = [i if i < k else 0 for i in range(size)]
-            own = rows(own, torch.tensor(filler, device=self.task.device))
-        result = self._graph(size, len(own))(*own, *shared)
-        return result if size == k else rows(result, slice(k))
-
-    def _bucket(self, k: int) -> int:
-        size = max(self.task.chunk, k)
-        while size > 2 and -(-size // 2) >= k:
-            size = -(-size // 2)
-        return size
-
-    def _graph(self, size: int, owns: int) -> Callable[..., Any]:
-        key = (size if self.task.compiled else size > 1, owns)
-        if key not in self.graphs:
-            self.graphs[key] = self._build(size, owns)
-        return self.graphs[key]
-
-    def _build(self, size: int, owns: int) -> Callable[..., Any]:
-        task, fn = self.task, self.fn
-
-        def one(*args: Any) -> Any:
-            return fn(task, *args)
-
-        run: Callable[..., Any] = grad_and_value(one) if self.differentiate else one
-
-        def cohort(*args: Any) -> Any:
-            if size == 1:
-                return run(*args)
-            return vmap(run, in_dims=(0,) * owns + (None,) * (len(args) - owns))(*args)
-
-        if not task.compiled:
-            return cohort
-        # Dynamo counts recompilations for each code object: a fresh one a graph, so that no graph of another
-        # function can push this one over the limit, where it would quietly run uncompiled.
-        code = cohort.__code__.replace(co_name=f"cohort_of_{size}_{id(self)}")
-        isolated = types.FunctionType(code, cohort.__globals__, code.co_name, None, cohort.__closure__)
-        return torch.compile(isolated, dynamic=False, fullgraph=True)
-
-
-def _clients(own: tuple[Tree, ...]) -> int:
-    first = own[0]
-    while not isinstance(first, Tensor):
-        first = next(iter(torch.utils._pytree.tree_leaves(first)))
-    return len(first)
 
 
 class Classification(Task):

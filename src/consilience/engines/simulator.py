@@ -16,7 +16,7 @@ from consilience.data.federation import Federation
 from consilience.engines.plan import Plan, cheapest, chunk_sizes
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, part_of
-from consilience.engines.workers import Pool, can_fork, keep_memory
+from consilience.engines.workers import Pool, can_fork, give_memory_back, keep_memory
 from consilience.errors import ConfigError, nearest
 from consilience.records import Tree, nbytes, rows
 from consilience.task import Task
@@ -126,6 +126,7 @@ class Session:
             ids, self._probed = self._longest_first(ids), round
             chosen = self._given or self._choose(server, states, ids)
             chosen = replace(chosen, device=self.task.device.type)
+            give_memory_back()  # what large chunks took while they were timed
             self.task = self._prepare(self._host_task, self.task.device, chosen)
             if chosen.workers > 1 and chosen.compile:  # once, here: workers inherit the code and share its memory
                 self._time(server, states, ids[: chosen.chunk], chosen.threads or 1, repeats=1)

@@ -112,6 +112,12 @@ def keep_memory() -> None:
             mallopt(parameter, 1 << 30)
 
 
+def give_memory_back() -> None:
+    """Return free memory to the kernel, once."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _pack_share(share: Share) -> bytes:
     facts = {
         "accepted": share.accepted,

@@ -1,0 +1,128 @@
+"""One client's function as a function of cohorts: the one door to autograd, vmap and the compiler."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.utils._pytree import tree_leaves
+
+from consilience import guards
+from consilience.records import Tree, rows, tree_map
+
+if TYPE_CHECKING:
+    from consilience.task import Task
+
+log = logging.getLogger("consilience")
+# How far compiled code may be from plain code, relative to the length of the result: far above rounding, and far
+# below what a wrong kernel or another dropout mask would give.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05, torch.bfloat16: 0.3}
+
+
+class Cohorts:
+    """Plain autograd for one client, vmap for several; compiled, if the task is, for a few cohort sizes only
+    (chunk, chunk/2, …): smaller cohorts are filled up with copies.
+
+    The first result of every compiled graph is compared with plain code for two of its clients. A compiler that is
+    wrong is found then, named in the log, and not used for that size.
+    """
+
+    def __init__(self, task: Task, fn: Callable[..., Any], differentiate: bool) -> None:
+        self.task, self.fn, self.differentiate = task, fn, differentiate
+        self.graphs: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
+        """Own arguments have the client axis, shared ones do not."""
+        k = len(tree_leaves(own)[0])
+        with torch.no_grad():
+            if k > 1:
+                return self._many(k, own, shared)
+            single = rows(own, 0)
+            if self.differentiate and not self.task.compiled:
+                return self._autograd(single, shared)
+            result = self._run(1, single, shared)
+            return tree_map(lambda leaf: leaf.unsqueeze(0), result)
+
+    def _autograd(self, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            theta = own[0].detach().requires_grad_()
+            value = self.fn(self.task, theta, *own[1:], *shared)
+            (slope,) = torch.autograd.grad(value, theta)
+        return slope.unsqueeze(0), value.detach().unsqueeze(0)
+
+    def _many(self, k: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> Any:
+        if not self.task.compiled:
+            return self._run(k, own, shared)
+        own = tree_map(lambda leaf: leaf.contiguous(), own)  # other strides would be compiled again
+        size = self._bucket(k)
+        if size != k:
+            filler = [i if i < k else 0 for i in range(size)]
+            own = rows(own, torch.tensor(filler, device=self.task.device))
+        result = self._run(size, own, shared)
+        return result if size == k else rows(result, slice(k))
+
+    def _bucket(self, k: int) -> int:
+        size = max(self.task.chunk, k)
+        while size > 2 and -(-size // 2) >= k:
+            size = -(-size // 2)
+        return size
+
+    def _run(self, size: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> Any:
+        key = (size if self.task.compiled else size > 1, len(own))
+        if key in self.graphs:
+            return self.graphs[key](*own, *shared)
+        plain = self._plain(size, len(own))
+        self.graphs[key] = self._compiled(plain, size) if self.task.compiled else plain
+        result = self.graphs[key](*own, *shared)
+        if self.task.compiled and (apart := self._apart(result, size, own, shared)) > self._tolerance:
+            log.warning(
+                "compiled code for cohorts of %d differs from plain code by %.2g of its length: not used", size, apart
+            )
+            guards.count("compiled code refused", torch.ones(1, dtype=torch.bool))
+            self.graphs[key] = plain
+            return plain(*own, *shared)
+        return result
+
+    def _plain(self, size: int, owns: int) -> Callable[..., Any]:
+        task, fn = self.task, self.fn
+
+        def one(*args: Any) -> Any:
+            return fn(task, *args)
+
+        run: Callable[..., Any] = grad_and_value(one) if self.differentiate else one
+
+        def cohort(*args: Any) -> Any:
+            if size == 1:
+                return run(*args)
+            return vmap(run, in_dims=(0,) * owns + (None,) * (len(args) - owns))(*args)
+
+        return cohort
+
+    def _compiled(self, cohort: Any, size: int) -> Callable[..., Any]:
+        # Dynamo counts recompilations for each code object: a fresh one a graph, so that no graph of another
+        # function can push this one over the limit, where it would quietly run uncompiled.
+        code = cohort.__code__.replace(co_name=f"cohort_of_{size}_{id(self)}")
+        isolated = types.FunctionType(code, cohort.__globals__, code.co_name, None, cohort.__closure__)
+        return torch.compile(isolated, dynamic=False, fullgraph=True)
+
+    @property
+    def _tolerance(self) -> float:
+        return TOLERANCE[torch.bfloat16 if self.task.bf16 else self.task.dtype]
+
+    def _apart(self, result: Any, size: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> float:
+        """The largest relative distance of the first and last client's results from plain code."""
+        plain, apart = self._plain(1, len(own)), 0.0
+        for k in {0, size - 1}:
+            alone = own if size == 1 else rows(own, k)
+            mine = result if size == 1 else rows(result, k)
+            for got, wanted in zip(tree_leaves(mine), tree_leaves(plain(*alone, *shared)), strict=True):
+                if wanted.is_floating_point() and bool(wanted.isfinite().all()):
+                    length = float(wanted.double().norm())
+                    distance = float((got.double() - wanted.double()).norm())
+                    apart = max(apart, distance / length if length > 1e-6 else 0.0)
+        return apart
