@@ -31,10 +31,14 @@ def chunk_sizes(clients: int, workers: int, most: int) -> list[int]:
     return sorted({1, most, share, *(4**i for i in range(1, 8) if 4**i < most)})
 
 
-def cheapest(times: dict[tuple[int, int], float], crews: list[tuple[int, int]], clients: int, compile: bool) -> Plan:
-    """The plan with the shortest round for one of the `crews` (workers, threads of each), from seconds of a client's
-    step in (chunk, threads). The last chunk of a worker may be smaller: its clients cost what they would in the largest
-    measured chunk that is not larger."""
+def finalists(
+    times: dict[tuple[int, int], float], crews: list[tuple[int, int]], clients: int, compile: bool
+) -> list[Plan]:
+    """The plans worth a trial, best first: of each kind (alone or with workers, one by one or vectorised) the one with
+    the shortest round by estimate, unless another kind promises one half as long again.
+
+    `crews` are (workers, threads of each), `times` the seconds of a client's step in (chunk, threads). The last chunk
+    of a worker may be smaller: its clients cost what they would in the largest measured chunk that is not larger."""
 
     def cost(chunk: int, workers: int, threads: int) -> float:
         share = -(-clients // workers)
@@ -44,6 +48,10 @@ def cheapest(times: dict[tuple[int, int], float], crews: list[tuple[int, int]], 
 
     plans = [(chunk, *crew) for crew in crews for chunk, threads in times if threads == crew[1]]
     fitting = [plan for plan in plans if plan[0] <= -(-clients // plan[1])] or plans
-    chunk, workers, threads = min(fitting, key=lambda plan: cost(*plan))
+    best: dict[tuple[bool, bool], tuple[int, int, int]] = {}
+    for plan in sorted(fitting, key=lambda plan: cost(*plan)):
+        best.setdefault((plan[0] > 1, plan[1] > 1), plan)
+    shortest = min(cost(*plan) for plan in best.values())
     timing = ", ".join(f"{c} on {t}: {1e3 * s:.2g}" for (c, t), s in times.items())
-    return Plan(chunk, workers, threads, compile, f"ms a client step by chunk on threads: {timing}")
+    why = f"ms a client step by chunk on threads: {timing}"
+    return [Plan(*plan, compile, why) for plan in best.values() if cost(*plan) <= 1.5 * shortest]

@@ -13,7 +13,7 @@ from torch import Tensor
 from consilience.algorithms.base import Algorithm
 from consilience.cohort import Cohort
 from consilience.data.federation import Federation
-from consilience.engines.plan import Plan, cheapest, chunk_sizes
+from consilience.engines.plan import Plan, chunk_sizes, finalists
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, part_of
 from consilience.engines.workers import Pool, can_fork, give_memory_back, keep_memory
@@ -206,9 +206,8 @@ class Session:
             latest = min(seconds for (c, _), seconds in times.items() if c == chunk)
             if latest > 1.5 * min(times.values()):
                 break  # larger chunks will not be better
-        alone, together = ([crew for crew in sorted(crews) if (crew[0] > 1) == many] for many in (False, True))
-        finalists = [cheapest(times, crew, len(ids), compile) for crew in (alone, together) if crew]
-        return finalists[0] if len(finalists) == 1 else min(finalists, key=lambda p: self._try(p, server, states, ids))
+        left = finalists(times, sorted(crews), len(ids), compile)
+        return left[0] if len(left) == 1 else min(left, key=lambda plan: self._try(plan, server, states, ids))
 
     def _try(self, plan: Plan, server: Tree, states: States, ids: Tensor) -> float:
         """Seconds of a few steps of the whole cohort: workers share caches and memory, which no timing of one tells."""
@@ -264,7 +263,7 @@ class Session:
         for limit in (1, None):  # the first step warms up
             start = time.perf_counter()
             compute(self._algorithm, self.task, message, kept, self._cohort(ids, self._probed, limit))
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
         return time.perf_counter() - start
 
 
