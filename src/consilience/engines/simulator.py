@@ -207,7 +207,13 @@ class Session:
             if latest > 1.5 * min(times.values()):
                 break  # larger chunks will not be better
         left = finalists(times, sorted(crews), len(ids), compile)
-        return left[0] if len(left) == 1 else min(left, key=lambda plan: self._try(plan, server, states, ids))
+        if len(left) == 1:
+            return left[0]
+        tried = [(self._try(plan, server, states, ids), plan) for plan in left]
+        near = [plan for seconds, plan in tried if seconds <= 1.15 * min(seconds for seconds, _ in tried)]
+        # As good as equal: then workers, since threads that meet after every operation suffer from whatever else
+        # runs, and then the smaller chunk, which needs less memory.
+        return max(near, key=lambda plan: (plan.workers, -plan.chunk))
 
     def _try(self, plan: Plan, server: Tree, states: States, ids: Tensor) -> float:
         """Seconds of a few steps of the whole cohort: workers share caches and memory, which no timing of one tells."""
