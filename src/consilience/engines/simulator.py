@@ -203,17 +203,17 @@ class Session:
         for chunk in [wanted.chunk] if wanted.chunk else chunk_sizes(len(ids), max(w for w, _ in crews), most):
             for threads in sorted({t for _, t in crews}):
                 times[chunk, threads] = self._time(server, states, ids[:chunk], threads)
-            latest = min(seconds for (c, _), seconds in times.items() if c == chunk)
-            if latest > 1.5 * min(times.values()):
-                break  # larger chunks will not be better
+            if min(seconds for (c, _), seconds in times.items() if c == chunk) > min(times.values()):
+                break  # larger chunks will not be better, and may need much memory
         left = finalists(times, sorted(crews), len(ids), compile)
         if len(left) == 1:
             return left[0]
         tried = [(self._try(plan, server, states, ids), plan) for plan in left]
-        near = [plan for seconds, plan in tried if seconds <= 1.15 * min(seconds for seconds, _ in tried)]
-        # As good as equal: then workers, since threads that meet after every operation suffer from whatever else
-        # runs, and then the smaller chunk, which needs less memory.
-        return max(near, key=lambda plan: (plan.workers, -plan.chunk))
+        best, fastest = min(tried, key=lambda one: one[0])
+        # Where one by one is as good as equal it needs less memory, and there workers suffer less than threads, which
+        # meet after every operation, from whatever else runs.
+        near = [plan for seconds, plan in tried if plan.chunk == 1 and seconds <= 1.15 * best]
+        return max(near, key=lambda plan: plan.workers, default=fastest)
 
     def _try(self, plan: Plan, server: Tree, states: States, ids: Tensor) -> float:
         """Seconds of a few steps of the whole cohort: workers share caches and memory, which no timing of one tells."""
