@@ -41,12 +41,23 @@ class Evaluation:
 
 def predict(task: Task, belief: Belief, data: Dataset, index: Tensor, samples: int = 0, batch: int = 1000) -> Tensor:
     """Predictive means for rows `index`: of the mean weights, or averaged over `samples` draws of the posterior."""
-    draws = list(belief.sample(samples)) if samples and isinstance(belief, Gaussian) else [belief.mean]
+    weights = draws(belief, samples)
     out = []
     for start in range(0, len(index), batch):
-        x = data.inputs(index[start : start + batch].to(data.x.device), task.dtype).to(task.device)
-        out.append(torch.stack([task.predict(theta, x) for theta in draws]).mean(0))
+        x = data.inputs(index[start : start + batch].to(data.x.device), task.dtype)
+        out.append(averaged(task, weights, x))
     return torch.cat(out)
+
+
+def draws(belief: Belief, samples: int) -> list[Tensor]:
+    """`samples` weights from the posterior; the mean alone for none, or where there is no uncertainty."""
+    return list(belief.sample(samples)) if samples and isinstance(belief, Gaussian) else [belief.mean]
+
+
+def averaged(task: Task, weights: list[Tensor], x: Tensor) -> Tensor:
+    """The mean prediction of several models for inputs x."""
+    x = x.to(task.device)
+    return torch.stack([task.predict(theta, x) for theta in weights]).mean(0)
 
 
 def evaluate(
@@ -65,7 +76,7 @@ def evaluate(
     beliefs = [belief(c) if callable(belief) else belief for c in range(len(parts))]
     bayesian = all(isinstance(b, Gaussian) for b in beliefs)
     point = [predict(task, b, data, part) for b, part in zip(beliefs, parts, strict=True) if len(part)]
-    averaged = [
+    marginals = [
         predict(task, b, data, part, samples) for b, part in zip(beliefs, parts, strict=True) if bayesian and len(part)
     ]
     truth = [data.targets(part.to(data.y.device), task.dtype).to(task.device) for part in parts if len(part)]
@@ -78,7 +89,7 @@ def evaluate(
         ]
     everything = torch.cat(truth)
     scores, bins = _score(task, torch.cat(point), everything)
-    marginal, marginal_bins = _score(task, torch.cat(averaged), everything) if averaged else (None, None)
+    marginal, marginal_bins = _score(task, torch.cat(marginals), everything) if marginals else (None, None)
     return Evaluation(scores, marginal, clients, bins, marginal_bins)
 
 

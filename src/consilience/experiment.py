@@ -28,9 +28,8 @@ from consilience.engines.simulator import Session, Simulator
 from consilience.engines.states import InMemory, OnDisk, States
 from consilience.engines.work import Share
 from consilience.errors import CheckpointError, ConfigError, ConsilienceError, DataError
-from consilience.evaluation import Belief, Evaluation, evaluate
+from consilience.evaluation import Belief, Evaluation, averaged, draws, evaluate
 from consilience.files import write_atomically
-from consilience.gaussian import Gaussian
 from consilience.progress import Bar
 from consilience.records import Tree, nbytes, rows, to
 from consilience.task import Task
@@ -74,10 +73,7 @@ class Run:
 
     def predict(self, x: Tensor, samples: int = 0) -> Tensor:
         """Predictions for model inputs x [N, ...]; averaged over `samples` draws of the posterior, if it has one."""
-        belief = self.posterior
-        draws = list(belief.sample(samples)) if samples and isinstance(belief, Gaussian) else [belief.mean]
-        x = x.to(self.task.device)
-        return torch.stack([self.task.predict(theta, x) for theta in draws]).mean(0)
+        return averaged(self.task, draws(self.posterior, samples), x)
 
     def evaluate(self, test: Dataset | Federation, samples: int = 10) -> Evaluation:
         """Scores on test data; for a Federation of the same clients, every client by its own belief."""
@@ -133,7 +129,7 @@ def fit(
         loop = _Loop(run, session, directory, facts, seed, evaluate_every, checkpoint_every, test, callbacks)
         loop.go(done, rounds, progress)
         if test is not None and directory is not None:
-            final = json.dumps(run.evaluate(test).to_json(), indent=1)
+            final = json.dumps((loop.latest or run.evaluate(test)).to_json(), indent=1)
             write_atomically(directory.path / "evaluation.json", final)
     return run
 
@@ -287,6 +283,7 @@ class _Loop:
     checkpoint_every: int
     test: Dataset | Federation | None
     callbacks: Sequence[Callback]
+    latest: Evaluation | None = None  # the last round is always evaluated, so at the end this is of the final model
 
     def go(self, done: int, rounds: int, progress: bool) -> None:
         if done >= rounds:
@@ -328,7 +325,7 @@ class _Loop:
                 share.guards[name] = share.guards.get(name, 0) + int(count)
         line = self._line(number, share, down, time.perf_counter() - start)
         if self.test is not None and (number % self.evaluate_every == 0 or last):
-            scores = self.run.evaluate(self.test)
+            self.latest = scores = self.run.evaluate(self.test)
             line["eval"] = scores.point
             if scores.marginal is not None:
                 line["marginal"] = scores.marginal

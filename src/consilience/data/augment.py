@@ -6,7 +6,6 @@ Augmentations see normalised inputs: padding by zero is padding by the data set'
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,5 +100,4 @@ class Compose:
 
 def _uniform(augmentation: Augmentation, key: Tensor, count: int) -> Tensor:
     """[K, count] in [0, 1) of the augmentation's own sub-key: number b belongs to image b for any batch."""
-    own = keys.mix(key ^ zlib.crc32(type(augmentation).__name__.encode()))
-    return keys.uniform(own, count, torch.float32)
+    return keys.uniform(keys.fold(key, type(augmentation).__name__), count, torch.float32)
