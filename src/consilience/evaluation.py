@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.errors import TaskError
 from consilience.gaussian import Gaussian
-from consilience.metrics import reliability
+from consilience.metrics import auroc, entropy, reliability
 from consilience.records import Point
 from consilience.task import Task
 
@@ -37,6 +38,36 @@ class Evaluation:
             marginal = {"metrics": self.marginal, "reliability": self.marginal_reliability}
         point = {"metrics": self.point, "reliability": self.reliability}
         return {"point": point, "marginal": marginal, "clients": self.clients}
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertainty:
+    """Of every example, in nats [N]: `entropy` H[E p] of the averaged prediction, and its two parts.
+
+    `expected_entropy` E H[p] is the noise in the labels (aleatoric), `mutual_information` H[E p] − E H[p] the doubt
+    about the weights (epistemic), which more data would remove: how much the draws disagree.
+    """
+
+    entropy: Tensor
+    expected_entropy: Tensor
+    mutual_information: Tensor
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How well uncertainty tells outside examples from inside ones, as AUROC: 1 is perfect, ½ is chance.
+
+    `point` and `marginal` are of the predictive entropy, of the mean weights and averaged over the posterior, with
+    the mean entropies in nats beside them. What needs a posterior is None without one.
+    """
+
+    point: float
+    marginal: float | None
+    mutual_information: float | None
+    inside_entropy: float
+    outside_entropy: float
+    marginal_inside_entropy: float | None
+    marginal_outside_entropy: float | None
 
 
 def predict(task: Task, belief: Belief, data: Dataset, index: Tensor, samples: int = 0, batch: int = 1000) -> Tensor:
@@ -91,6 +122,42 @@ def evaluate(
     scores, bins = _score(task, torch.cat(point), everything)
     marginal, marginal_bins = _score(task, torch.cat(marginals), everything) if marginals else (None, None)
     return Evaluation(scores, marginal, clients, bins, marginal_bins)
+
+
+def uncertainty(task: Task, belief: Belief, data: Dataset, samples: int = 10, batch: int = 1000) -> Uncertainty:
+    """How uncertain a belief is about every example, over `samples` draws of the posterior. Labels are not looked at.
+    Without a posterior, or with fewer than two draws, the mutual information is zero."""
+    if task.kind != "classification":
+        raise TaskError(f"predictive entropy is defined for classification here, but the task is {task.kind}")
+    task.check(replace(data, y=torch.zeros(len(data), dtype=torch.int64)))
+    weights = draws(belief, samples)
+    total, expected = [], []
+    for start in range(0, len(data), batch):
+        index = torch.arange(start, min(start + batch, len(data)), device=data.x.device)
+        x = data.inputs(index, task.dtype).to(task.device)
+        # The difference of two close entropies: in float32 it would be rounding where the draws agree.
+        probs = torch.stack([task.predict(theta, x) for theta in weights]).double()
+        total.append(entropy(probs.mean(0)))
+        expected.append(entropy(probs).mean(0))
+    whole, noise = torch.cat(total), torch.cat(expected)
+    return Uncertainty(whole, noise, (whole - noise).clamp_min(0))
+
+
+def detect(task: Task, belief: Belief, inside: Dataset, outside: Dataset, samples: int = 10) -> Detection:
+    """Is a belief less certain about examples of another kind? Labels of neither set are looked at."""
+    ours, theirs = (uncertainty(task, belief, data, samples=0).entropy for data in (inside, outside))
+    point, means = auroc(ours, theirs), (ours.mean().item(), theirs.mean().item())
+    if not samples or not isinstance(belief, Gaussian):
+        return Detection(point, None, None, *means, None, None)
+    a, b = (uncertainty(task, belief, data, samples) for data in (inside, outside))
+    return Detection(
+        point,
+        auroc(a.entropy, b.entropy),
+        auroc(a.mutual_information, b.mutual_information),
+        *means,
+        a.entropy.mean().item(),
+        b.entropy.mean().item(),
+    )
 
 
 def _score(task: Task, prediction: Tensor, y: Tensor) -> tuple[dict[str, float], dict[str, Any] | None]:

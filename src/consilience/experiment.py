@@ -28,7 +28,17 @@ from consilience.engines.simulator import Session, Simulator
 from consilience.engines.states import InMemory, OnDisk, States
 from consilience.engines.work import Share
 from consilience.errors import CheckpointError, ConfigError, ConsilienceError, DataError
-from consilience.evaluation import Belief, Evaluation, averaged, draws, evaluate
+from consilience.evaluation import (
+    Belief,
+    Detection,
+    Evaluation,
+    Uncertainty,
+    averaged,
+    detect,
+    draws,
+    evaluate,
+    uncertainty,
+)
 from consilience.files import write_atomically
 from consilience.progress import Bar
 from consilience.records import Tree, nbytes, rows, to
@@ -81,6 +91,14 @@ class Run:
         if isinstance(test, Federation) and len(test) == len(self.federation):
             belief = self.personal
         return evaluate(self.task, belief, test, samples)
+
+    def uncertainty(self, data: Dataset, samples: int = 10) -> Uncertainty:
+        """How uncertain the server's belief is about every example, and why."""
+        return uncertainty(self.task, self.posterior, data, samples)
+
+    def detect(self, inside: Dataset, outside: Dataset, samples: int = 10) -> Detection:
+        """How well the server's uncertainty tells examples of another kind from those it has learned."""
+        return detect(self.task, self.posterior, inside, outside, samples)
 
 
 def fit(

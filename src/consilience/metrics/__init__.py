@@ -1,11 +1,13 @@
-"""How good are predictions, and how honest: scores, calibration, and what tables need to know of them."""
+"""How good are predictions, and how honest: scores, calibration, detection, and what tables need to know of them."""
 
 from consilience.metrics.calibration import Reliability, reliability
+from consilience.metrics.detection import auroc
 from consilience.metrics.scores import classification, entropy, multilabel, regression
 from consilience.metrics.summary import direction, spread
 
 __all__ = [
     "Reliability",
+    "auroc",
     "classification",
     "direction",
     "entropy",
