@@ -1,0 +1,207 @@
+"""Uncertainty: entropies of known predictions, what a posterior adds to them, and that strange data is noticed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.autograd.functional import hessian
+
+import consilience as cs
+from consilience.errors import DataError, TaskError
+from consilience.evaluation import Detection, detect, predict, uncertainty
+from consilience.metrics import entropy
+from scenarios import blobs, linear
+
+CLASSES = 3
+
+
+def cloud(n: int = 60, centre: float = 0.0, seed: int = 0) -> cs.Dataset:
+    """Points of the plane whose labels mean nothing."""
+    x = centre + torch.randn(n, 2, generator=torch.Generator().manual_seed(seed))
+    return cs.Dataset(x, torch.full((n,), -1), name="cloud")
+
+
+def plane() -> cs.Classification:
+    """Logits that are linear in the input, in double precision."""
+    return cs.Classification(nn.Linear(2, CLASSES)).prepare(dtype=torch.float64)
+
+
+def belief(task: cs.Task, variance: float, seed: int = 0) -> cs.Gaussian:
+    mean = torch.randn(task.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return cs.Gaussian.of(mean, torch.tensor([1 / variance], dtype=torch.float64))
+
+
+def learned() -> tuple[cs.Classification, cs.Gaussian, cs.Dataset]:
+    """Logistic regression on three clouds, with its Laplace posterior under the prior N(0, 1); and other points of
+    the clouds. A third feature is 0 in all of them."""
+    _, train, test = blobs()
+    task = cs.Classification(nn.Linear(3, CLASSES)).prepare(dtype=torch.float64)
+    x = lifted(train.data).x.double()
+    theta = torch.zeros(task.size, dtype=torch.float64)
+
+    def energy(theta: Tensor) -> Tensor:
+        return task.losses(task.apply_one(theta, x), train.data.y).sum() + 0.5 * theta.square().sum()
+
+    for _ in range(20):
+        theta = theta - torch.linalg.solve(hessian(energy, theta), torch.func.grad(energy)(theta))
+    return task, cs.Gaussian.of(theta, hessian(energy, theta)), lifted(test.data)
+
+
+def lifted(data: cs.Dataset, height: float = 0.0) -> cs.Dataset:
+    """The same points with a third coordinate."""
+    return replace(data, x=torch.cat([data.x[:, :2], torch.full((len(data), 1), height)], dim=1))
+
+
+# Uncertainty
+
+
+def test_a_point_has_the_entropy_of_its_softmax_and_no_doubt_about_its_weights() -> None:
+    task = plane()
+    bias = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64).log()  # probabilities 1/8, 2/8, 5/8 whatever the input
+    found = uncertainty(task, cs.Point(torch.cat([torch.zeros(6, dtype=torch.float64), bias])), cloud(4))
+    expected = -sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8))
+    assert found.entropy.tolist() == pytest.approx([expected] * 4, rel=1e-12)
+    assert torch.equal(found.entropy, found.expected_entropy)
+    assert torch.equal(found.mutual_information, torch.zeros(4, dtype=torch.float64))
+
+
+def test_entropies_are_those_of_the_averaged_prediction_and_the_average_over_draws() -> None:
+    task, data = plane(), cloud()
+    posterior = belief(task, 2.0)
+    found = uncertainty(task, posterior, data, samples=7)
+    averaged = predict(task, posterior, data, torch.arange(len(data)), samples=7)
+    each = [entropy(task.predict(theta, data.x.double())) for theta in posterior.sample(7)]
+    torch.testing.assert_close(found.entropy, entropy(averaged))
+    torch.testing.assert_close(found.expected_entropy, torch.stack(each).mean(0))
+    torch.testing.assert_close(found.mutual_information, found.entropy - found.expected_entropy)
+
+
+def test_certain_models_that_disagree_have_all_their_entropy_as_mutual_information() -> None:
+    task, data = plane(), cloud()
+    posterior = belief(task, 1e12)
+    one, other = (task.predict(theta, data.x.double()).argmax(1) for theta in posterior.sample(2))
+    disagree = one != other
+    assert 0 < int(disagree.sum()) < len(data)
+    found = uncertainty(task, posterior, data, samples=2)
+    torch.testing.assert_close(found.mutual_information, disagree.double() * math.log(2))
+    torch.testing.assert_close(found.expected_entropy, torch.zeros(len(data), dtype=torch.float64))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), log_variance=st.floats(-12, 12), samples=st.integers(1, 12))
+def test_mutual_information_is_between_zero_and_log_c(seed: int, log_variance: float, samples: int) -> None:
+    task = plane()
+    found = uncertainty(task, belief(task, math.exp(log_variance), seed), cloud(10, seed=seed), samples)
+    assert bool((found.mutual_information >= 0).all())
+    assert bool((found.mutual_information <= math.log(CLASSES) + 1e-12).all())
+    assert bool((found.entropy <= math.log(CLASSES) + 1e-12).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mutual_information_vanishes_with_the_variance_and_grows_with_it(dtype: torch.dtype) -> None:
+    task, data = plane().prepare(dtype=dtype), cloud()
+    narrow, middle, wide = (uncertainty(task, belief(task, v), data).mutual_information for v in (1e-16, 0.1, 10.0))
+    assert float(narrow.max()) < 1e-12
+    assert bool((middle > 1e-6).all())
+    assert bool((wide > 1e-6).all())
+    assert float(wide.mean()) > float(middle.mean())
+
+
+@pytest.mark.parametrize("batch", [1, 7, 60, 61])
+def test_the_batch_size_changes_nothing(batch: int) -> None:
+    task, data = plane(), cloud()
+    whole, parts = (uncertainty(task, belief(task, 1.0), data, batch=size) for size in (1000, batch))
+    for name in ("entropy", "expected_entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
+
+
+def test_stored_images_are_scaled_as_in_training() -> None:
+    task = plane()
+    scale = torch.tensor(1 / 255)
+    data = cs.Dataset(torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8), torch.zeros(2), scale=scale)
+    probs = task.predict(belief(task, 1.0).mean, data.x.double() / 255)
+    torch.testing.assert_close(uncertainty(task, cs.Point(belief(task, 1.0).mean), data).entropy, entropy(probs))
+
+
+# Detection
+
+
+def test_identical_sets_cannot_be_told_apart() -> None:
+    task, data = plane(), cloud()
+    found = detect(task, belief(task, 1.0), data, data)
+    assert (found.point, found.marginal, found.mutual_information) == (0.5, 0.5, 0.5)
+    assert found.inside_entropy == found.outside_entropy
+    assert found.marginal_inside_entropy == found.marginal_outside_entropy
+
+
+def test_points_between_the_classes_are_found_by_all_entropies() -> None:
+    task, posterior, inside = learned()
+    found = detect(task, posterior, inside, lifted(replace(cloud(), x=0.05 * cloud().x)))
+    assert found.point > 0.98
+    assert found.marginal is not None
+    assert found.marginal > 0.98
+
+
+def test_a_feature_never_seen_in_training_is_noticed_by_the_posterior_and_not_by_the_mean_weights() -> None:
+    task, posterior, inside = learned()
+    found = detect(task, posterior, inside, lifted(inside, height=30.0), samples=20)
+    assert found.point == pytest.approx(0.5, abs=0.02)
+    assert found.marginal is not None
+    assert found.marginal > 0.98
+    assert found.mutual_information is not None
+    assert found.mutual_information > 0.98
+
+
+def test_detection_is_by_entropies_whose_means_it_reports() -> None:
+    task, posterior, inside = learned()
+    outside = lifted(cloud(30))
+    found = detect(task, posterior, inside, outside, samples=4)
+    point, marginal = (uncertainty(task, posterior, outside, samples).entropy for samples in (0, 4))
+    assert found.outside_entropy == pytest.approx(float(point.mean()))
+    assert found.marginal_outside_entropy == pytest.approx(float(marginal.mean()))
+    assert found.inside_entropy < found.outside_entropy
+
+
+def test_a_point_has_no_marginal_and_gives_what_the_mean_of_a_posterior_does() -> None:
+    task, posterior, inside = learned()
+    point, bayesian = (detect(task, q, inside, lifted(cloud())) for q in (cs.Point(posterior.mean), posterior))
+    assert (point.marginal, point.mutual_information, point.marginal_inside_entropy) == (None, None, None)
+    assert (point.point, point.outside_entropy) == (bayesian.point, bayesian.outside_entropy)
+    assert Detection(**json.loads(json.dumps(asdict(bayesian)))) == bayesian
+
+
+def test_labels_are_not_looked_at() -> None:
+    task, data = plane(), cloud()
+    other = replace(data, y=torch.rand(len(data), 5))
+    assert detect(task, belief(task, 1.0), data, other).point == 0.5
+
+
+def test_data_the_module_cannot_take_is_refused_by_name() -> None:
+    task, data = plane(), cloud()
+    images = cs.Dataset(torch.zeros(3, 28, 28), torch.zeros(3), name="digits")
+    with pytest.raises(DataError, match=r"cannot take examples of digits, of shape \(28, 28\)"):
+        detect(task, belief(task, 1.0), data, images)
+    with pytest.raises(DataError, match="cloud has no examples"):
+        uncertainty(task, belief(task, 1.0), cloud(0))
+
+
+def test_regression_has_no_predictive_entropy() -> None:
+    task, federation = linear()
+    with pytest.raises(TaskError, match="the task is regression"):
+        uncertainty(task, cs.Point(task.initial()), federation.data)
+
+
+def test_a_run_is_asked_for_its_server_s_belief() -> None:
+    task, train, test = blobs()
+    engine = cs.Simulator(device="cpu", chunk=4, workers=1)
+    run = cs.fit(cs.FedAvg(cs.SGD(lr=0.1)), task, train, rounds=2, engine=engine, progress=False)
+    outside = cloud()
+    assert torch.equal(run.uncertainty(outside).entropy, uncertainty(run.task, run.posterior, outside).entropy)
+    assert run.detect(test.data, outside) == detect(run.task, run.posterior, test.data, outside)
