@@ -392,8 +392,10 @@ class MultiLabel(Task):
 
     def fits(self, output: Tensor, data: Dataset) -> None:
         """Targets must be 0 or 1 for every output."""
-        if data.y.dim() != 2 or data.y.shape[1] != output.shape[-1] or not data.y.is_floating_point():
-            shape = tuple(data.y.shape)
-            raise DataError(f"{data.name}: multi-label targets [N, {output.shape[-1]}] of floats expected, got {shape}")
-        if not bool(((data.y == 0) | (data.y == 1)).all()):
+        bytes_ = data.y.dtype == torch.uint8
+        if data.y.dim() != 2 or data.y.shape[1] != output.shape[-1] or not (bytes_ or data.y.is_floating_point()):
+            found = f"{data.y.dtype} {tuple(data.y.shape)}"
+            wanted = f"[N, {output.shape[-1]}] of floats or uint8"
+            raise DataError(f"{data.name}: multi-label targets {wanted} expected, got {found}")
+        if not bool(data.y.max() <= 1 if bytes_ else ((data.y == 0) | (data.y == 1)).all()):
             raise DataError(f"{data.name}: multi-label targets must be 0 or 1")

@@ -21,7 +21,7 @@ class Dataset:
     """N examples. Images stay uint8 in memory (a quarter of the space) and become inputs batch by batch:
     `x.float() * scale + shift`, with scale and shift broadcast against one example.
 
-    `y` is [N] int64 for classes, [N, D] float for regression, [N, L] float in {0, 1} for multi-label.
+    `y` is [N] int64 for classes, [N, D] float for regression, [N, L] float or uint8 in {0, 1} for multi-label.
     `groups` holds further columns [N] int64 (writer, hospital, coarse label) with their names, if any.
     """
 
@@ -55,9 +55,9 @@ class Dataset:
         return x if self.shift is None else x.add_(self.shift.to(dtype))
 
     def targets(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Targets of rows `index`; real-valued ones in the model's dtype."""
+        """Targets of rows `index`; real-valued ones and bytes (many labels, 0 or 1) in the model's dtype."""
         y = rows_at(self.y, index)
-        return y.to(dtype) if y.is_floating_point() else y
+        return y.to(dtype) if y.is_floating_point() or y.dtype == torch.uint8 else y
 
     def subset(self, index: Tensor) -> Dataset:
         """The rows `index` as a data set of their own."""
