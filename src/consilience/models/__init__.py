@@ -1,6 +1,7 @@
 """A small zoo: networks that federate as they are (no BatchNorm), sized by the data they are given."""
 
 from consilience.models.resnet import resnet18
+from consilience.models.text import bag_of_words
 from consilience.models.zoo import MODELS, cnn, logistic, mlp
 
-__all__ = ["MODELS", "cnn", "logistic", "mlp", "resnet18"]
+__all__ = ["MODELS", "bag_of_words", "cnn", "logistic", "mlp", "resnet18"]

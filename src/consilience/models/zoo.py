@@ -10,6 +10,7 @@ from torch import nn
 
 from consilience.errors import ConfigError
 from consilience.models.resnet import resnet18
+from consilience.models.text import bag_of_words
 
 
 def logistic(inputs: Sequence[int], outputs: int) -> nn.Module:
@@ -43,4 +44,10 @@ def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (32, 64),
     )
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn, "resnet18": resnet18}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "bag_of_words": bag_of_words,
+    "cnn": cnn,
+    "logistic": logistic,
+    "mlp": mlp,
+    "resnet18": resnet18,
+}

@@ -6,22 +6,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from consilience.data.dataset import Data
+from consilience.data.loaders.emnist import emnist62
 from consilience.data.loaders.files import data_root
 from consilience.data.loaders.idx import fashion_mnist, mnist, mnist_writers
 from consilience.data.loaders.parquet import cifar10, cifar100, image_parquet
+from consilience.data.loaders.stack_overflow import stackoverflow
 from consilience.data.loaders.tables import HEART_FEATURES, digits, heart_disease, heart_disease_split
 from consilience.errors import ConfigError, nearest
 
-__all__ = ["DATASETS", "HEART_FEATURES", "heart_disease", "image_parquet", "load"]
+__all__ = ["DATASETS", "HEART_FEATURES", "heart_disease", "image_parquet", "load", "stackoverflow"]
 
 DATASETS: dict[str, Callable[[Path], Data]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "digits": digits,
+    "emnist-62": emnist62,
     "fashion-mnist": fashion_mnist,
     "heart-disease": heart_disease_split,
     "mnist": mnist,
     "mnist-writers": mnist_writers,
+    "stackoverflow": stackoverflow,
 }
 
 

@@ -44,3 +44,10 @@ def normalisation(mean: Sequence[float], std: Sequence[float], top: float = 255.
     centre = torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1)
     spread = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)
     return (1 / (top * spread)).float(), (-centre / spread).float()
+
+
+def common_names(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The group's names for train and for test, such that a name has the same number in both: test goes on with
+    those that train has not."""
+    known = set(train)
+    return tuple(train), (*train, *(name for name in test if name not in known))

@@ -38,18 +38,22 @@ def image_parquet(
 ) -> Dataset:
     """The rows of one or more parquet files as uint8 images [N, C, H, W] of one size.
 
-    `groups` maps a group's name to its column. Inputs are (x / 255 − mean) / std, so [0, 1] unless given
-    otherwise. Class names come from the files' metadata; the note says when the copies are JPEG.
+    `groups` maps a group's name to its column: integers, or strings, which are numbered in their sorted order. Inputs
+    are (x / 255 − mean) / std, so [0, 1] unless given otherwise. Class names come from the files' metadata; the note
+    says when the copies are JPEG.
     """
     files = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     columns = {"": label, **(groups or {})}
-    tables = [_read(file, image, list(columns.values())) for file in files]
+    tables = [read_columns(file, list(columns.values()), (image,)) for file in files]
     decoded = [
         cached(file, image, len(table), partial(_decode_all, file, image))
         for file, table in zip(files, tables, strict=True)
     ]
     labels, names = {}, {}
     for group, column in columns.items():
+        if group and all(pa.types.is_string(table[column].type) for table in tables):
+            labels[group], names[group] = _numbered(files, [table[column] for table in tables])
+            continue
         names[group] = _class_names(tables[0].schema.metadata or {}, column)
         parts = [_labels(f, t[column], len(names[group])) for f, t in zip(files, tables, strict=True)]
         labels[group] = torch.cat(parts)
@@ -94,7 +98,7 @@ def cifar100(root: Path) -> Data:
 def _cifar(folder: Path, source: str, classes: int, **options: Any) -> Data:
     sets = []
     for split in ("train", "test"):
-        files = _shards(folder, split, source)
+        files = shards(folder, split, source)
         data = image_parquet(files, image="img", name=folder.name, **options)
         top = int(data.y.max()) if len(data) else 0
         if data.x.shape[1:] != (3, 32, 32) or top >= classes:
@@ -104,9 +108,14 @@ def _cifar(folder: Path, source: str, classes: int, **options: Any) -> Data:
     return Data(*sets)
 
 
-def _shards(folder: Path, split: str, source: str) -> list[Path]:
-    """All files `split-00000-of-0000N.parquet`, also one folder down, where a cloned repository has them."""
-    files = sorted(folder.glob(f"{split}-*.parquet")) or sorted(folder.glob(f"*/{split}-*.parquet"))
+def find_shards(folder: Path, split: str) -> list[Path]:
+    """What is there of `split-*.parquet`, also one folder down, where a cloned repository has it."""
+    return sorted(folder.glob(f"{split}-*.parquet")) or sorted(folder.glob(f"*/{split}-*.parquet"))
+
+
+def shards(folder: Path, split: str, source: str) -> list[Path]:
+    """All files `split-00000-of-0000N.parquet`."""
+    files = find_shards(folder, split)
     if not files:
         raise missing(folder.name, f"{split}-00000-of-00001.parquet", folder, source)
     numbered = re.fullmatch(r"(.*-)\d{5}-of-(\d{5})\.parquet", files[0].name)
@@ -129,16 +138,17 @@ def _parquet_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is not a parquet file, or is damaged: {reason}") from error
 
 
-def _read(path: Path, image: str, labels: Sequence[str]) -> pa.Table:
-    """The label columns alone: the images are ten thousand times as big and may be in the cache."""
+def read_columns(path: Path, columns: Sequence[str], besides: Sequence[str] = ()) -> pa.Table:
+    """Some columns of a file, which must have others `besides`: images are ten thousand times as big as labels and
+    may be in the cache."""
     if not path.is_file():
         raise DataError(f"there is no file {path.absolute()}")
     with _parquet_errors(path):
         present = pq.read_schema(path).names
-        for column in (image, *labels):
+        for column in (*besides, *columns):
             if column not in present:
                 raise DataError(f"{path} has no column {column!r}; {nearest(column, present)}")
-        return pq.read_table(path, columns=list(labels))
+        return pq.read_table(path, columns=list(columns))
 
 
 def _class_names(metadata: Mapping[bytes, bytes], column: str) -> tuple[str, ...]:
@@ -162,6 +172,14 @@ def _labels(path: Path, column: pa.ChunkedArray, classes: int) -> Tensor:
         found = f"{int(labels.min())} to {int(labels.max())}"
         raise DataError(f"{path}: names {classes} classes but holds labels from {found}")
     return labels
+
+
+def _numbered(files: Sequence[Path], columns: Sequence[pa.ChunkedArray]) -> tuple[Tensor, tuple[str, ...]]:
+    for file, column in zip(files, columns, strict=True):
+        if column.null_count:
+            raise DataError(f"{file}: groups must be named, one an image; found {column.null_count} missing")
+    names, ids = np.unique(np.concatenate([column.to_numpy() for column in columns]), return_inverse=True)
+    return torch.from_numpy(ids), tuple(names.tolist())
 
 
 def _encoded(path: Path, image: str) -> pa.ChunkedArray:

@@ -94,7 +94,7 @@ def _encode(raw: dict[str, Tensor]) -> Tensor:
 def heart_disease_split(_: Path | None = None) -> Data:
     """920 patients of four hospitals, 29 features; a quarter of each hospital and outcome is the test set."""
     data = heart_disease()
-    return _split(data, data.groups["hospital"] * 2 + data.y, 0.25)
+    return hold_out(data, data.groups["hospital"] * 2 + data.y, 0.25)
 
 
 def digits(_: Path | None = None) -> Data:
@@ -105,9 +105,10 @@ def digits(_: Path | None = None) -> Data:
     scale, shift = normalisation([0.3053], [0.3760], top=16.0)
     x = torch.from_numpy(bunch.images).to(torch.uint8).unsqueeze(1)
     y = torch.from_numpy(bunch.target).long()
-    return _split(Dataset(x, y, tuple("0123456789"), scale=scale, shift=shift, name="digits"), y, 0.2)
+    return hold_out(Dataset(x, y, tuple("0123456789"), scale=scale, shift=shift, name="digits"), y, 0.2)
 
 
-def _split(data: Dataset, strata: Tensor, share: float) -> Data:
+def hold_out(data: Dataset, strata: Tensor, share: float) -> Data:
+    """A fixed share of every stratum (rounded down) is the test set; rows keep their order."""
     kept, held = Federation.from_owner(data, strata).split(share)
     return Data(data.subset(kept.order.sort().values), data.subset(held.order.sort().values))
