@@ -4,7 +4,7 @@
 
 Every row is one cohort: K clients, batch B each, their own weights. `loop` is plain PyTorch: one module, load the
 client's weights, forward, backward, SGD step, copy out. `shared` trains one model on the same K·B images: no
-federation at all. `ours` is `Task.gradient`, compiled, plus the SGD step, as in `inference/sgd.py`.
+federation at all. `ours` is `Task.gradient`, compiled, plus the SGD step, as in `inference/chains.py`.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_run_json_says_what_was_run_on_what(tmp_path: Path) -> None:
     assert facts["task"]["parameters"] == run.task.size
     assert facts["federation"]["sizes"] == train.sizes.tolist()
     assert torch.equal(torch.tensor(facts["federation"]["label_counts"]), train.label_counts())
-    assert facts["plan"]["chunk"] == HERE.chunk
+    assert facts["plans"][0]["chunk"] == HERE.chunk
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -1,13 +1,27 @@
 """Consilience: one model from data that may not be pooled, with honest uncertainty."""
 
-from consilience.algorithms import Algorithm, FedAvg, FedProx, FedSGD, LocalOnly, Pooled, algorithm
+from consilience.algorithms import (
+    ADF,
+    Algorithm,
+    FedAvg,
+    FedEP,
+    FedPA,
+    FedPADiagonal,
+    FedProx,
+    FedSEP,
+    FedSGD,
+    LocalOnly,
+    Pooled,
+    Switch,
+    algorithm,
+)
 from consilience.cohort import Cohort, Info
 from consilience.data import Compose, Crop, Data, Dataset, Federation, Flip, load, partition
 from consilience.engines import Plan, Simulator
 from consilience.errors import ClientError, ConsilienceError
-from consilience.evaluation import Evaluation, evaluate
+from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
 from consilience.gaussian import Gaussian
-from consilience.inference import SGD
+from consilience.inference import MCMC, NGVI, SGD, SGHMC, SGLD, Identity, Laplace, Newton, Tilted
 from consilience.layers import freeze_batchnorm, replace_batchnorm
 from consilience.optimizers import AdaGrad, Adam, Momentum, Yogi
 from consilience.records import Addressed, Point, Weighted, pack, record, unpack
@@ -15,10 +29,16 @@ from consilience.task import Batch, Classification, MultiLabel, Regression, Task
 
 __version__ = "0.1.0"
 
+from consilience.checkpoint import load_posterior
 from consilience.experiment import Run, fit
 
 __all__ = [
+    "ADF",
+    "MCMC",
+    "NGVI",
     "SGD",
+    "SGHMC",
+    "SGLD",
     "AdaGrad",
     "Adam",
     "Addressed",
@@ -32,34 +52,48 @@ __all__ = [
     "Crop",
     "Data",
     "Dataset",
+    "Detection",
     "Evaluation",
     "FedAvg",
+    "FedEP",
+    "FedPA",
+    "FedPADiagonal",
     "FedProx",
+    "FedSEP",
     "FedSGD",
     "Federation",
     "Flip",
     "Gaussian",
+    "Identity",
     "Info",
+    "Laplace",
     "LocalOnly",
     "Momentum",
     "MultiLabel",
+    "Newton",
     "Plan",
     "Point",
     "Pooled",
     "Regression",
     "Run",
     "Simulator",
+    "Switch",
     "Task",
+    "Tilted",
+    "Uncertainty",
     "Weighted",
     "Yogi",
     "algorithm",
+    "detect",
     "evaluate",
     "fit",
     "freeze_batchnorm",
     "load",
+    "load_posterior",
     "pack",
     "partition",
     "record",
     "replace_batchnorm",
+    "uncertainty",
     "unpack",
 ]

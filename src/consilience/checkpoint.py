@@ -19,22 +19,33 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from consilience.cohort import Info
 from consilience.data.federation import Federation
 from consilience.errors import CheckpointError, RecordError
 from consilience.files import CHECKPOINTS, write_atomically
-from consilience.records import Tree, notes, pack, record, unpack
+from consilience.gaussian import Gaussian
+from consilience.records import Point, Tree, notes, pack, record, unpack
 from consilience.task import Task
 
 log = logging.getLogger("consilience")
-FILES = ("config.toml", "evaluation.json", "metrics.jsonl", "report.html")  # beside run.json and the checkpoints
+POSTERIOR = "posterior.safetensors"
+FILES = (
+    "config.toml",
+    "evaluation.json",
+    "metrics.jsonl",
+    POSTERIOR,
+    "report.html",
+)  # beside run.json and the checkpoints
 
 
 @record
 class Saved:
-    """All that a run needs to go on: randomness is a function of the round, so it needs no saving."""
+    """All that a run needs to go on: randomness is a function of the round, so it needs no saving. `info` is what the
+    algorithm of the present phase was started with; None in the first phase, where it can be made again."""
 
     server: Tree
     states: Tree
+    info: Info | None
 
 
 def describe(component: Any) -> Any:
@@ -84,6 +95,21 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
         keys = [*old, *(key for key in new if key not in old)]
         return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
     return [] if old == new else [f"{path} is {old!r} there and {new!r} here"]
+
+
+def load_posterior(path: str | Path) -> Gaussian | Point:
+    """What a run's server believed of the weights at its last checkpoint: from the run's directory, or from a copy of
+    its posterior.safetensors."""
+    file = Path(path) / POSTERIOR if Path(path).is_dir() else Path(path)
+    try:
+        belief = unpack(file.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"there is no posterior at {file}: {error.strerror}") from error
+    except RecordError as error:
+        raise CheckpointError(f"{file} holds no posterior: {error}") from error
+    if not isinstance(belief, Gaussian | Point):
+        raise CheckpointError(f"{file} holds no posterior, but a {type(belief).__name__}")
+    return belief
 
 
 class RunDirectory:
@@ -143,11 +169,13 @@ class RunDirectory:
                 f"{self.path} holds another run: {'; '.join(different[:3])}. Choose another directory, or its settings"
             )
 
-    def save(self, round: int, saved: Saved) -> None:
-        """A checkpoint after `round`, with the metrics so far safely on the disk; the newest two are kept."""
+    def save(self, round: int, saved: Saved, belief: Gaussian | Point) -> None:
+        """A checkpoint after `round`, with the metrics so far safely on the disk; the newest two are kept. What the
+        server believes of the weights is written beside them, for those who want nothing else."""
         with open(self.path / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())
         write_atomically(self._checkpoints / f"round-{round:07d}.safetensors", pack(saved, round=str(round)))
+        write_atomically(self.path / POSTERIOR, pack(belief, round=str(round)))
         for old in [*self._newest_first()[CHECKPOINTS:], *self._checkpoints.glob(".*.tmp")]:  # and a kill's leftovers
             old.unlink()
 

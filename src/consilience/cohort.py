@@ -13,7 +13,7 @@ from consilience.data.augment import Augmentation
 from consilience.data.dataset import rows_at
 from consilience.data.federation import Federation
 from consilience.errors import ConsilienceError
-from consilience.records import record, rows
+from consilience.records import Tree, record, rows
 from consilience.task import Batch
 
 
@@ -25,11 +25,14 @@ class Info:
     seed: Tensor
     clients: Tensor
     examples: Tensor
+    before: Tree = None
+    """The server's state at the end of the phase before, if there was one."""
 
 
 class Cohort:
     """Clients sorted by their number of examples, most first, so that those who still have a batch are always a
-    prefix. All tensors have the client axis first; `n` [K, 1] is the number of examples.
+    prefix. All tensors have the client axis first; `n` [K, 1] is the number of examples. `round_size` is how many
+    clients the round has in all, `examples` how many examples all clients of the federation hold together.
 
     Randomness comes from (seed, round, client, purpose): a client draws the same in every cohort.
     """
@@ -46,8 +49,10 @@ class Cohort:
         static: bool = False,
         augment: Augmentation | None = None,
         limit: int | None = None,
+        examples: int | None = None,
     ) -> None:
         self.federation, self.ids, self.round, self.round_size = federation, ids, round, round_size
+        self.examples = federation.examples if examples is None else examples
         self.device, self.dtype = federation.order.device, dtype
         self.notes: dict[str, Tensor] = {}
         self._sizes = federation.sizes[ids]
@@ -70,12 +75,20 @@ class Cohort:
         shuffle = keys.permutations(keys.fold(self._key, purpose), self._n, int(self._sizes[0]))
         return self._batches(shuffle, size, purpose, self._augment)
 
-    def mean(self, fn: Callable[..., Any], theta: Tensor, size: int, *own: Any, shared: tuple[Any, ...] = ()) -> Tensor:
+    def mean(
+        self,
+        fn: Callable[..., Any],
+        theta: Tensor,
+        size: int,
+        *own: Any,
+        shared: tuple[Any, ...] = (),
+        tag: str = "mean",
+    ) -> Tensor:
         """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, a mean over its batch, [K, ...];
-        examples in their order, batches of `size`, no augmentation."""
+        examples in their order, batches of `size`, no augmentation. Another `tag` gives `fn` other random numbers."""
         in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
         total: Tensor | None = None
-        for k, batch in self._batches(in_order, size, "mean", None, least=1):
+        for k, batch in self._batches(in_order, size, tag, None, least=1):
             value = fn(theta[:k], batch, *rows(own, slice(k)), shared=shared)
             value = value[0] if isinstance(value, tuple) else value
             if total is None:

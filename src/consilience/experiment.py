@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ from torch import Tensor, nn
 import consilience
 from consilience import guards, keys
 from consilience.algorithms.base import Algorithm
+from consilience.algorithms.switch import Method, Switch, phases
 from consilience.checkpoint import RunDirectory, Saved, describe, identity
 from consilience.cohort import Info
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan
 from consilience.engines.simulator import Session, Simulator
-from consilience.engines.states import InMemory, OnDisk, States
-from consilience.engines.work import Share
+from consilience.engines.states import Fresh, InMemory, OnDisk, States
+from consilience.engines.work import Share, chunks
 from consilience.errors import CheckpointError, ConfigError, ConsilienceError, DataError
 from consilience.evaluation import (
     Belief,
@@ -46,6 +47,8 @@ from consilience.task import Task
 
 log = logging.getLogger("consilience")
 DESCRIBED = 1000  # clients whose label counts go into run.json
+AUDITED = 64  # clients whose states an audit looks at together
+DEVICE_SHARE = 0.4  # of a GPU's free memory that clients' states may take
 Callback = Callable[["Run", dict[str, Any]], None]
 
 
@@ -102,7 +105,7 @@ class Run:
 
 
 def fit(
-    algorithm: Algorithm,
+    algorithm: Method,
     task: Task,
     federation: Federation,
     *,
@@ -112,44 +115,68 @@ def fit(
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
+    warm: str | Path | None = None,
     engine: Simulator | None = None,
     evaluate_every: int | None = None,
     checkpoint_every: int = 10,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     state_memory: int = 8 << 30,
+    debug: bool = False,
 ) -> Run:
     """Run `rounds` rounds of an algorithm on a federation, `cohort` clients each (all when None).
 
     With `out`, the run is a directory: metrics.jsonl, checkpoints, evaluation.json; with `resume` it goes on from its
-    last checkpoint to the very same result. `evaluate_every` is a tenth of the rounds when None. Clients' states that
-    together outgrow `state_memory` bytes are kept in files under `out`.
+    last checkpoint to the very same result. A `Switch` may begin from the directory `warm` of a run of its first method
+    that ends where it switches. `evaluate_every` is a tenth of the rounds when None. Clients' states that together
+    outgrow `state_memory` bytes are kept in files under `out`. With `debug` the algorithm audits itself every round.
     """
     cohort, evaluate_every = _checked(task, federation, test, rounds, cohort, evaluate_every, checkpoint_every)
     engine = engine or Simulator()
-    task, arranged = algorithm.adapt(task), algorithm.arrange(federation)
-    who = identity(algorithm, task, arranged, cohort, seed, engine.precision)
+    stages = _stages(algorithm, task, federation, rounds)
+    who = identity(algorithm, stages[0].task, stages[0].federation, cohort, seed, engine.precision)
     directory = None if out is None else RunDirectory(Path(out))
     old = _existing(directory, who, resume)
-    plan = Plan(**old["plan"]) if old and old.get("plan") else None
-    opened = engine.open(algorithm, task, arranged, seed=seed, cohort=cohort, rounds=rounds, plan=plan)
-    with opened as session, ExitStack() as held:
-        run = _begin(algorithm, session, seed, directory, state_memory)
-        facts = _facts(algorithm, task, arranged, rounds, cohort, seed, who, plan)
-        done = 0
+    facts = _facts(algorithm, stages[0], len(stages), rounds, cohort, seed, who)
+    facts["plans"] = old["plans"] if old else facts["plans"]
+    loop = _Loop(
+        engine, directory, facts, rounds, cohort, seed, test, evaluate_every, checkpoint_every, callbacks, progress,
+        state_memory, debug,
+    )  # fmt: skip
+    with ExitStack() as held:
         if directory is not None:
             if old is None:
                 directory.create(facts)
             held.enter_context(directory.locked())
-            done = _restore(run, directory) if old else 0
-            if done > rounds:
-                raise CheckpointError(f"{directory.path} has gone on to round {done} already: rounds is only {rounds}")
-        loop = _Loop(run, session, directory, facts, seed, evaluate_every, checkpoint_every, test, callbacks)
-        loop.go(done, rounds, progress)
-        if test is not None and directory is not None:
-            final = json.dumps((loop.latest or run.evaluate(test)).to_json(), indent=1)
-            write_atomically(directory.path / "evaluation.json", final)
-    return run
+        found = None if directory is None else directory.latest()
+        if found is None and warm is not None:
+            found = _warm(algorithm, RunDirectory(Path(warm)), who, loop)
+        elif directory is not None:
+            loop.history = directory.history(up_to=found[0] if found else 0)
+        return loop.go(stages, *(found or (0, None)))
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A phase as this federation sees it: rounds up to `last`."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    last: int
+
+
+def _stages(method: Method, task: Task, federation: Federation, rounds: int) -> list[_Stage]:
+    stages = [
+        _Stage(p.algorithm, p.algorithm.adapt(task), p.algorithm.arrange(federation), min(rounds, p.last or rounds))
+        for p in phases(method)
+    ]
+    if len({(stage.task.size, id(stage.federation)) for stage in stages}) > 1:
+        names = " and ".join(stage.algorithm.name for stage in stages)
+        raise ConfigError(
+            f"{names} do not learn the same weights from the same clients: one cannot go on for the other"
+        )
+    return stages
 
 
 def _checked(
@@ -196,40 +223,29 @@ def _existing(directory: RunDirectory | None, who: Any, resume: bool) -> dict[st
     return directory.facts()
 
 
-def _begin(algorithm: Algorithm, session: Session, seed: int, directory: RunDirectory | None, state_memory: int) -> Run:
-    task, federation = session.task, session.federation
-    info = Info(task.initial(), torch.tensor(seed), torch.tensor(len(federation)), torch.tensor(federation.examples))
-
-    def fresh(ids: Tensor) -> Tree:
-        n = federation.sizes[ids].to(task.device, task.dtype).unsqueeze(1)
-        return algorithm.client(task, info, n)
-
-    expected = nbytes(fresh(torch.tensor([0]))) * len(federation)
-    states: States = InMemory(fresh)
-    if expected > state_memory:
-        if directory is None:
-            raise ConfigError(
-                f"the clients' states need {expected / 2**30:.1f} GiB, more than state_memory "
-                f"({state_memory / 2**30:.1f} GiB): pass out= so that they can be kept in files"
-            )
-        states = OnDisk(fresh, directory.path / "states")
-    out = None if directory is None else directory.path
-    return Run(algorithm, task, federation, algorithm.start(task, info), states, out=out)
+def _warm(method: Method, source: RunDirectory, who: Any, loop: _Loop) -> tuple[int, Saved]:
+    """The end of a run of a switch's first method, as the beginning of this one."""
+    if not isinstance(method, Switch):
+        raise ConfigError(f"warm is for a Switch: {method.name} has no first method")
+    source.must_match({**who, "algorithm": describe(method.first)})
+    found = source.latest()
+    if found is None or found[0] != method.at:
+        at = "no round" if found is None else f"round {found[0]}"
+        raise CheckpointError(f"{source.path} ends at {at}, but the switch is after round {method.at}")
+    loop.history = [line for line in source.history() if line["round"] <= method.at]
+    if loop.directory is not None:
+        for line in loop.history:
+            loop.directory.append(line)
+        loop.directory.save(*found, method.first.posterior(found[1].server))
+    return found
 
 
-def _facts(
-    algorithm: Algorithm,
-    task: Task,
-    federation: Federation,
-    rounds: int,
-    cohort: int,
-    seed: int,
-    who: Any,
-    plan: Plan | None,
-) -> dict[str, Any]:
-    data, counts = federation.data, federation.label_counts()
+def _facts(method: Method, stage: _Stage, stages: int, rounds: int, cohort: int, seed: int, who: Any) -> dict[str, Any]:
+    task, federation, data = stage.task, stage.federation, stage.federation.data
+    counts = federation.label_counts()
     return {
-        "algorithm": describe(algorithm),
+        "algorithm": describe(method),
+        "method": method.name,
         "task": {"kind": task.kind, "parameters": task.size, "module": str(task.module)},
         "federation": {
             "data": data.name,
@@ -246,27 +262,10 @@ def _facts(
         "cohort": cohort,
         "seed": seed,
         "engine": "simulator",
-        "plan": None if plan is None else asdict(plan),
+        "plans": [None] * stages,
         "versions": {"consilience": consilience.__version__, "torch": str(torch.__version__)},
         "identity": who,
     }
-
-
-def _restore(run: Run, directory: RunDirectory) -> int:
-    found = directory.latest()
-    if found is None:
-        directory.history(up_to=0)
-        return 0
-    done, saved = found
-    in_files = isinstance(saved.states, Tensor)
-    if saved.states is not None and in_files != isinstance(run.states, OnDisk):
-        place = "files" if in_files else "memory"
-        raise CheckpointError(f"{directory.path} keeps the clients' states in {place}: give state_memory as before")
-    run.server = to(saved.server, run.task.device)
-    run.states.restore(saved.states)
-    run.history = directory.history(up_to=done)
-    log.info("going on after round %d", done)
-    return done
 
 
 @contextmanager
@@ -292,48 +291,128 @@ def _stop_requests() -> Iterator[threading.Event]:
 
 @dataclass
 class _Loop:
-    run: Run
-    session: Session
+    engine: Simulator
     directory: RunDirectory | None
     facts: dict[str, Any]
+    rounds: int
+    cohort: int
     seed: int
+    test: Dataset | Federation | None
     evaluate_every: int
     checkpoint_every: int
-    test: Dataset | Federation | None
     callbacks: Sequence[Callback]
+    progress: bool
+    state_memory: int
+    debug: bool
+    history: list[dict[str, Any]] = field(default_factory=list)
     latest: Evaluation | None = None  # the last round is always evaluated, so at the end this is of the final model
+    run: Run = field(init=False)
+    session: Session = field(init=False)
+    info: Info | None = None  # what the present stage was started with; None in the first
 
-    def go(self, done: int, rounds: int, progress: bool) -> None:
-        if done >= rounds:
+    def go(self, stages: list[_Stage], done: int, saved: Saved | None) -> Run:
+        """All stages that are not over, from what was saved."""
+        if done > self.rounds:
+            where = "the run" if self.directory is None else self.directory.path
+            raise CheckpointError(f"{where} has gone on to round {done} already: rounds is only {self.rounds}")
+        before: Run | None = None
+        for number, stage in enumerate(stages):
+            if done > stage.last:
+                continue
+            plan = self.facts["plans"][number]
+            with self.engine.open(
+                stage.algorithm,
+                stage.task,
+                stage.federation,
+                seed=self.seed,
+                cohort=self.cohort,
+                rounds=stage.last - done,
+                plan=None if plan is None else Plan(**plan),
+            ) as self.session:
+                self._enter(stage.algorithm, before, saved)
+                self._rounds(number, done, stage.last)
+            before, done, saved = self.run, stage.last, None
+        if self.test is not None and self.directory is not None:
+            final = json.dumps((self.latest or self.run.evaluate(self.test)).to_json(), indent=1)
+            write_atomically(self.directory.path / "evaluation.json", final)
+        return self.run
+
+    def _enter(self, algorithm: Algorithm, before: Run | None, saved: Saved | None) -> None:
+        """The first stage, a stage that was saved, or the next one, which starts at the mean of the one before."""
+        task, federation = self.session.task, self.session.federation
+        numbers = (torch.tensor(value) for value in (self.seed, len(federation), federation.examples))
+        info = Info(task.initial(), *numbers)
+        if before is not None:
+            info = replace(info, initial=before.posterior.mean.to(info.initial), before=before.server)
+            self.info = replace(info, before=None)
+        if saved is not None and saved.info is not None:
+            self.info = to(saved.info, task.device)
+        server = algorithm.start(task, info) if saved is None else to(saved.server, task.device)
+        for_clients = self.info or info
+        states = self._states(lambda ids: algorithm.client(task, for_clients, self._sizes(ids)))
+        if saved is not None:
+            self._restore(states, saved.states)
+        out = None if self.directory is None else self.directory.path
+        self.run = Run(algorithm, task, federation, server, states, self.history, out)
+
+    def _restore(self, states: States, saved: Tree) -> None:
+        in_files = isinstance(saved, Tensor)
+        if saved is not None and in_files != isinstance(states, OnDisk):
+            place = "files" if in_files else "memory"
+            where = "the warm start" if self.directory is None else self.directory.path
+            raise CheckpointError(f"{where} keeps the clients' states in {place}: give state_memory as before")
+        states.restore(saved)
+
+    def _sizes(self, ids: Tensor) -> Tensor:
+        return self.session.federation.sizes[ids].to(self.session.task.device, self.session.task.dtype).unsqueeze(1)
+
+    def _states(self, fresh: Fresh) -> States:
+        """On the device while they take little of its memory, else on the host, else in files."""
+        expected = nbytes(fresh(torch.tensor([0]))) * len(self.session.federation)
+        device = self.session.task.device
+        if device.type == "cuda" and expected < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
+            return InMemory(fresh, device)
+        if expected <= self.state_memory:
+            return InMemory(fresh)
+        if self.directory is None:
+            raise ConfigError(
+                f"the clients' states need {expected / 2**30:.1f} GiB, more than state_memory "
+                f"({self.state_memory / 2**30:.1f} GiB): pass out= so that they can be kept in files"
+            )
+        return OnDisk(fresh, self.directory.path / "states")
+
+    def _rounds(self, stage: int, done: int, last: int) -> None:
+        if done >= last:
             return
-        self._settle(done + 1)
-        with _stop_requests() as stop, Bar(self.run.algorithm.name, rounds, progress, done) as bar:
-            for number in range(done + 1, rounds + 1):
-                line = self._round(number, last=number == rounds)
+        self._settle(stage, done + 1)
+        with _stop_requests() as stop, Bar(self.run.algorithm.name, self.rounds, self.progress, done) as bar:
+            for number in range(done + 1, last + 1):
+                line = self._round(number)
                 bar.update(line)
                 for callback in self.callbacks:
                     callback(self.run, line)
-                stopping = stop.is_set() and number < rounds
-                if number % self.checkpoint_every == 0 or number == rounds or stopping:
+                stopping = stop.is_set() and number < self.rounds
+                if number % self.checkpoint_every == 0 or number == self.rounds or stopping:
                     self._save(number)
                 if stopping:
                     where = "it was not kept, as no directory was given" if self.directory is None else "resume it"
-                    raise Interrupted(f"stopped after round {number} of {rounds}; {where}")
+                    raise Interrupted(f"stopped after round {number} of {self.rounds}; {where}")
 
     def _ids(self, number: int) -> Tensor:
         key = keys.key(self.seed, purpose="cohort", round=number)
         return keys.sample(key, len(self.session.federation), self.session.cohort)
 
-    def _settle(self, number: int) -> None:
+    def _settle(self, stage: int, number: int) -> None:
         """Choose the plan and write it down, so that a resumed run follows it."""
         self.run.plan = self.session.settle(self.run.server, self.run.states, self._ids(number), number)
         self.run.task = self.session.task
         log.info("plan: %s", self.run.plan)
         if self.directory is not None:
-            self.facts |= {"engine": f"simulator: {self.run.plan}", "plan": asdict(self.run.plan)}
+            self.facts["engine"] = f"simulator: {self.run.plan}"
+            self.facts["plans"][stage] = asdict(self.run.plan)
             self.directory.write_facts(self.facts)
 
-    def _round(self, number: int, last: bool) -> dict[str, Any]:
+    def _round(self, number: int) -> dict[str, Any]:
         start = time.perf_counter()
         share, down = self.session.round(self.run.server, self.run.states, self._ids(number), number)
         if share.accepted:
@@ -342,12 +421,14 @@ class _Loop:
             for name, count in acted.items():
                 share.guards[name] = share.guards.get(name, 0) + int(count)
         line = self._line(number, share, down, time.perf_counter() - start)
-        if self.test is not None and (number % self.evaluate_every == 0 or last):
+        if self.test is not None and (number % self.evaluate_every == 0 or number == self.rounds):
             self.latest = scores = self.run.evaluate(self.test)
             line["eval"] = scores.point
             if scores.marginal is not None:
                 line["marginal"] = scores.marginal
-        self.run.history.append(line)
+        if self.debug:
+            line["audit"] = self.run.algorithm.audit(self.run.server, self._everyone())
+        self.history.append(line)
         if self.directory is not None:
             self.directory.append(line)
         return line
@@ -374,5 +455,11 @@ class _Loop:
         if self.directory is None:
             return
         states = self.run.states.snapshot()
-        self.directory.save(number, Saved(self.run.server, states))
+        self.directory.save(number, Saved(self.run.server, states, self.info), self.run.posterior)
         self.run.states.forget(states)
+
+    def _everyone(self) -> Iterator[Tree]:
+        """All clients' states, in groups that fit on the device."""
+        clients = torch.arange(len(self.session.federation))
+        for group in chunks(clients, AUDITED):
+            yield to(self.run.states.gather(clients[group]), self.run.task.device)

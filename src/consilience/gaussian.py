@@ -62,6 +62,19 @@ class Gaussian:
         scale = power.unsqueeze(-1) if isinstance(power, Tensor) and self.full and power.dim() else power
         return Gaussian(self.eta * power, self.lam * scale)
 
+    @property
+    def length(self) -> Tensor:
+        """The Euclidean length of all natural parameters together, [..., 1]."""
+        squares = self.eta.square().sum(-1, keepdim=True)
+        lam = self.lam.flatten(-2) if self.full else self.lam
+        return (squares + lam.square().sum(-1, keepdim=True)).sqrt()
+
+    def clip(self, longest: float) -> Gaussian:
+        """The factor to the power that makes it no longer than `longest`; the clients clipped are counted."""
+        length = self.length
+        guards.count("update clipped", length > longest)
+        return self ** (longest / length.clamp_min(longest))
+
     def product(self, weight: Tensor | None = None) -> Gaussian:
         """Π_k q_k^(w_k) over the client axis, w [K, 1]; all ones when None."""
         factors = self if weight is None else self**weight

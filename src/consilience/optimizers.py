@@ -23,6 +23,15 @@ class Moments:
     second: Tree
 
 
+def carry_over(old: Moments, fresh: Moments) -> Moments:
+    """The memory of an optimiser that goes on where another stopped: what both have is kept."""
+
+    def kept(before: Tree, now: Tree) -> Tree:
+        return now if before is None or now is None else before
+
+    return Moments(kept(old.first, fresh.first), kept(old.second, fresh.second))
+
+
 class ServerOptimizer(ABC):
     """A step along a direction: pure, its memory is a record."""
 

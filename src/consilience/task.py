@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, hessian
 
 from consilience import fisher, keys
 from consilience.data.augment import Augmentation
@@ -242,6 +242,11 @@ class Task(ABC):
         A squared gradient an example, [B, P] in memory, unless all layers are linear: give it micro-batches."""
         return fisher.diagonal(self, theta, batch)
 
+    def hessian_one(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Second derivatives of the mean loss of a batch, [P, P]: for small models."""
+        curvature: Tensor = hessian(lambda t: self.loss_one(t, batch))(theta)
+        return curvature
+
     def gradient(self, loss: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
         """For `loss(task, θ, *own, *shared)` of one client: (gradient in θ [K, P], loss [K]) of a cohort,
         called as `(theta, *own, shared=())`, where own arguments have the client axis and shared ones do not.
@@ -256,6 +261,11 @@ class Task(ABC):
     def fisher(self) -> Callable[..., Tensor]:
         """`fisher_one` for cohorts: (theta [K, P], batch) → [K, P]."""
         return self.vectorize(type(self).fisher_one)
+
+    @property
+    def hessian(self) -> Callable[..., Tensor]:
+        """`hessian_one` for cohorts: (theta [K, P], batch) → [K, P, P]."""
+        return self.vectorize(type(self).hessian_one)
 
     def _cohort(self, fn: Callable[..., Any], differentiate: bool) -> Callable[..., Any]:
         if (fn, differentiate) not in self._cache:

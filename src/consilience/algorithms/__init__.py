@@ -1,9 +1,28 @@
 """One file a method. What is exported here is known to the command and joins the conformance suite."""
 
+from consilience.algorithms.adf import ADF
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import FedAvg
+from consilience.algorithms.fedep import FedEP
+from consilience.algorithms.fedpa import FedPA, FedPADiagonal
 from consilience.algorithms.fedprox import FedProx
+from consilience.algorithms.fedsep import FedSEP
 from consilience.algorithms.fedsgd import FedSGD
 from consilience.algorithms.references import LocalOnly, Pooled
+from consilience.algorithms.switch import Switch
 
-__all__ = ["Algorithm", "FedAvg", "FedProx", "FedSGD", "LocalOnly", "Pooled", "algorithm"]
+__all__ = [
+    "ADF",
+    "Algorithm",
+    "FedAvg",
+    "FedEP",
+    "FedPA",
+    "FedPADiagonal",
+    "FedProx",
+    "FedSEP",
+    "FedSGD",
+    "LocalOnly",
+    "Pooled",
+    "Switch",
+    "algorithm",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -69,6 +70,11 @@ class Algorithm(ABC):
     @abstractmethod
     def posterior(self, server: Any) -> Gaussian | Point:
         """What the server believes of the weights."""
+
+    def audit(self, server: Any, states: Iterable[Any]) -> dict[str, float]:
+        """What should always hold, measured on the server's state and all clients' (in groups): numbers for the
+        metrics, or an error. Called after every round of a run with `debug`."""
+        return {}
 
     def personal(self, server: Any, state: Any) -> Gaussian | Point:
         """What one client (state without client axis) would use; the global belief unless a method says more."""

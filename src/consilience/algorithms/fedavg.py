@@ -5,7 +5,7 @@ from __future__ import annotations
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.cohort import Cohort, Info
 from consilience.inference import SGD
-from consilience.optimizers import Moments, Momentum, ServerOptimizer
+from consilience.optimizers import Moments, Momentum, ServerOptimizer, carry_over
 from consilience.records import Point, Weighted, record
 from consilience.task import Task
 
@@ -16,6 +16,15 @@ class Averaged:
 
     model: Point
     memory: Moments
+
+
+def continued(info: Info, server: ServerOptimizer) -> Averaged:
+    """The initial weights; if a phase before has an optimiser's memory, it is carried over."""
+    model = Point(info.initial)
+    memory = server.start(model)
+    if isinstance(info.before, Averaged):
+        memory = carry_over(info.before.memory, memory)
+    return Averaged(model, memory)
 
 
 @algorithm
@@ -30,7 +39,7 @@ class FedAvg(Algorithm):
 
     def start(self, task: Task, info: Info) -> Averaged:
         """Everyone begins with the module's own weights."""
-        return Averaged(Point(info.initial), self.server.start(Point(info.initial)))
+        return continued(info, self.server)
 
     def message(self, server: Averaged, ids: object) -> Point:
         """The global weights; the optimiser's memory stays at home."""

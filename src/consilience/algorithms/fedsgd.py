@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.fedavg import Averaged
+from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
 from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.records import Point, Weighted
@@ -20,7 +20,7 @@ class FedSGD(Algorithm):
 
     def start(self, task: Task, info: Info) -> Averaged:
         """Everyone begins with the module's own weights."""
-        return Averaged(Point(info.initial), self.server.start(Point(info.initial)))
+        return continued(info, self.server)
 
     def message(self, server: Averaged, ids: object) -> Point:
         """The global weights."""

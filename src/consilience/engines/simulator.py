@@ -99,6 +99,7 @@ class Session:
         self._given = plan
         self._pool: Pool | None = None
         self.plan: Plan | None = None
+        self._kept_on = torch.device("cpu")
         self._host_task, self._probed, self._cores = task, 0, torch.get_num_threads()
 
     def _prepare(self, task: Task, device: torch.device, plan: Plan) -> Task:
@@ -123,6 +124,7 @@ class Session:
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
         """Choose the plan (by timing, unless given) and start the workers; once, before the first round."""
         if self.plan is None:
+            self._kept_on = states.device
             ids, self._probed = self._longest_first(ids), round
             chosen = self._given or self._choose(server, states, ids)
             chosen = replace(chosen, device=self.task.device.type)
@@ -183,6 +185,7 @@ class Session:
                 part_of(message, part),
                 rows(states, part),
                 self._cohort(ids[part], round, limit),
+                self._kept_on,
             )
             share = share.merge(done, self._algorithm.additive)
         return share

@@ -19,33 +19,43 @@ Fresh = Callable[[Tensor], Tree]
 
 
 class States(ABC):
-    """The states of all clients. A client that never took part has the state that `fresh(ids)` makes."""
+    """The states of all clients, kept on `device`. A client that never took part has the state that `fresh(ids)`
+    makes."""
 
-    def __init__(self, fresh: Fresh) -> None:
-        self._fresh = fresh
+    def __init__(self, fresh: Fresh, device: torch.device | str = "cpu") -> None:
+        self._fresh, self.device = fresh, torch.device(device)
 
     def gather(self, ids: Tensor) -> Tree:
         """The states of `ids`, stacked; None for a stateless method."""
-        template = to(self._fresh(ids), "cpu")
-        if template is None:
-            return None
-        return stack([self._read(int(c), rows(template, i)) for i, c in enumerate(ids)])
+        new = [i for i, client in enumerate(ids.tolist()) if client not in self]
+        made = to(self._fresh(ids[new] if new else ids[:1]), self.device)
+        if made is None or len(new) == len(ids):
+            return made
+        at = {i: row for row, i in enumerate(new)}
+        return stack([rows(made, at[i]) if i in at else self._read(int(c), made) for i, c in enumerate(ids)])
 
     def commit(self, ids: Tensor, states: Tree, round: int) -> None:
         """Keep the new states of clients whose updates were accepted, after a check of shapes and dtypes."""
         if not len(ids):
             return
-        check(states, to(self._fresh(ids), "cpu"), "client state")
+        one = to(self._fresh(ids[:1]), self.device)
+        check(states, tree_map(lambda leaf: leaf.expand(len(ids), *leaf.shape[1:]), one), "client state")
         if states is None:
             return
         for i, client in enumerate(ids.tolist()):
             self._write(client, rows(states, i), round)
 
     @abstractmethod
-    def _read(self, client: int, fresh: Tree) -> Tree: ...
+    def __contains__(self, client: int) -> bool:
+        """Whether the client took part before."""
 
     @abstractmethod
-    def _write(self, client: int, state: Tree, round: int) -> None: ...
+    def _read(self, client: int, like: Tree) -> Tree:
+        """A client's state, which must have the shapes of a row of `like`."""
+
+    @abstractmethod
+    def _write(self, client: int, state: Tree, round: int) -> None:
+        """Keep a client's state."""
 
     @abstractmethod
     def snapshot(self) -> Tree:
@@ -62,12 +72,15 @@ class States(ABC):
 class InMemory(States):
     """One row a client that took part; a checkpoint holds them all."""
 
-    def __init__(self, fresh: Fresh) -> None:
-        super().__init__(fresh)
+    def __init__(self, fresh: Fresh, device: torch.device | str = "cpu") -> None:
+        super().__init__(fresh, device)
         self._rows: dict[int, Tree] = {}
 
-    def _read(self, client: int, fresh: Tree) -> Tree:
-        return self._rows.get(client, fresh)
+    def __contains__(self, client: int) -> bool:
+        return client in self._rows
+
+    def _read(self, client: int, like: Tree) -> Tree:
+        return self._rows[client]
 
     def _write(self, client: int, state: Tree, round: int) -> None:
         self._rows[client] = tree_map(torch.clone, state)  # a view would keep the whole cohort in memory
@@ -77,11 +90,13 @@ class InMemory(States):
         if not self._rows:
             return None
         clients = sorted(self._rows)
-        return torch.tensor(clients), stack([self._rows[c] for c in clients])
+        return torch.tensor(clients), stack([to(self._rows[c], "cpu") for c in clients])
 
     def restore(self, saved: Tree) -> None:
         """The rows of a snapshot."""
-        self._rows = {} if saved is None else {c: rows(saved[1], i) for i, c in enumerate(saved[0].tolist())}
+        self._rows = (
+            {} if saved is None else {c: to(rows(saved[1], i), self.device) for i, c in enumerate(saved[0].tolist())}
+        )
 
 
 class OnDisk(States):
@@ -98,12 +113,13 @@ class OnDisk(States):
     def _path(self, client: int, round: int) -> Path:
         return self._folder / f"{client}-{round}.safetensors"
 
-    def _read(self, client: int, fresh: Tree) -> Tree:
-        if client not in self._round:
-            return fresh
+    def __contains__(self, client: int) -> bool:
+        return client in self._round
+
+    def _read(self, client: int, like: Tree) -> Tree:
         path = self._path(client, self._round[client])
         try:
-            return unpack(path.read_bytes(), like=fresh)
+            return unpack(path.read_bytes(), like=rows(like, 0))
         except (OSError, RecordError) as error:
             raise CheckpointError(f"the state of client {client} cannot be read from {path}: {error}") from error
 

@@ -60,8 +60,11 @@ def chunks(ids: Tensor, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(ids), size))
 
 
-def compute(algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort) -> Share:
-    """Run `local` for a cohort, refuse non-finite updates one by one, and sum what is left.
+def compute(
+    algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort, keep: torch.device | str = "cpu"
+) -> Share:
+    """Run `local` for a cohort, refuse non-finite updates one by one, and sum what is left. New states go to the
+    device `keep`, where they live between rounds.
 
     Refused rows are dropped by selection: 0 · NaN is NaN, so a weight of zero would not do."""
     name = cohort.federation.name
@@ -86,7 +89,7 @@ def compute(algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohor
         notes = {key: value[kept] for key, value in notes.items()}
         total = tree_map(lambda leaf: leaf.sum(0), update)
     acted = {key: int(value) for key, value in counts.items() if int(value)}
-    return Share(total if algorithm.additive else update, to(new_states, "cpu"), accepted, rejected, notes, acted, up)
+    return Share(total if algorithm.additive else update, to(new_states, keep), accepted, rejected, notes, acted, up)
 
 
 def _finite(sums: Tree) -> bool:

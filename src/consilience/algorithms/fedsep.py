@@ -1,0 +1,22 @@
+"""FedSEP: expectation propagation without any state at the clients (Guo et al., 2023)."""
+
+from __future__ import annotations
+
+from consilience.algorithms.base import algorithm
+from consilience.algorithms.natural import Natural
+from consilience.cohort import Cohort
+from consilience.gaussian import Gaussian
+from consilience.task import Task
+
+
+@algorithm
+class FedSEP(Natural):
+    """A client takes out its share of q instead of its own factor: cavity q₋ₖ = p₀ (q / p₀)^(1 − n_k/N), N examples in
+    all. Nothing is kept at the clients, so there may be any number of them, each seen once."""
+
+    def local(self, task: Task, message: Gaussian, state: None, cohort: Cohort) -> tuple[Gaussian, None]:
+        """Cavity, tilted, Δ."""
+        q, prior = message, self.before(message.eta)
+        cavity = prior * (q / prior) ** (1 - cohort.n / cohort.examples)
+        tilted = self.infer(task, cavity, q.mean, cohort)
+        return self.damped(self.infer.refinement(tilted, q), cohort), None

@@ -1,0 +1,92 @@
+"""What methods that pass Gaussian factors share: a global belief in natural parameters, and steps on it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.fedavg import Averaged
+from consilience.cohort import Cohort, Info
+from consilience.errors import ConfigError
+from consilience.gaussian import Gaussian
+from consilience.inference import Identity, Tilted
+from consilience.optimizers import Moments, Momentum, ServerOptimizer, carry_over
+from consilience.records import Point, record
+from consilience.task import Task
+
+
+@record
+class Believed:
+    """The global posterior q and the server optimiser's memory."""
+
+    q: Gaussian
+    memory: Moments
+
+
+@algorithm
+class Natural(Algorithm):
+    """q ← q · optimiser(Π_k Δ_k^δ): clients send what they learned as a factor Δ_k, and factors multiply.
+
+    `infer` finds each client's tilted distribution. `damping` is δ, 1/K for the K clients of a round when None. `clip`
+    limits the length of a Δ_k's natural parameters. `prior` is the precision of p₀ = N(0, 1/prior), which no client
+    holds: q = p₀ · Π sites.
+    """
+
+    infer: Tilted = Identity()
+    server: ServerOptimizer = Momentum()
+    damping: float | None = None
+    clip: float | None = None
+    prior: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("damping", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        if not self.prior >= 0:
+            raise ConfigError(f"prior is a precision and must not be negative, got {self.prior}")
+
+    @property
+    def name(self) -> str:
+        """With the letter of the inference, as in the papers' tables."""
+        return f"{type(self).__name__}({self.infer.letter})"
+
+    def start(self, task: Task, info: Info) -> Believed:
+        """What all examples are worth unseen, around the initial weights, times the prior."""
+        examples = info.examples.to(info.initial).view(1)
+        q = self.before(info.initial) * self.infer.site(info.initial, examples)
+        return Believed(q, _inherited(info.before, q, self.server.start(q)))
+
+    def before(self, like: Tensor) -> Gaussian:
+        """p₀, with the shape of `like`."""
+        return Gaussian(like.new_zeros(like.shape), like.new_full((1,), self.prior))
+
+    def message(self, server: Believed, ids: object) -> Gaussian:
+        """The global posterior."""
+        return server.q
+
+    def damped(self, delta: Gaussian, cohort: Cohort) -> Gaussian:
+        """Δ^δ, clipped first."""
+        delta = delta if self.clip is None else delta.clip(self.clip)
+        return delta ** (self.damping or 1 / cohort.round_size)
+
+    def fuse(self, server: Believed, update: Gaussian) -> Believed:
+        """A server step along the product of the Δ_k."""
+        return Believed(*self.server.step(server.q, update, server.memory))
+
+    def posterior(self, server: Believed) -> Gaussian:
+        """q."""
+        return server.q
+
+
+def _inherited(before: object, q: Gaussian, fresh: Moments) -> Moments:
+    """The memory of an optimiser that worked on weights, for one that works on natural parameters: while Λ stands
+    still Δη = Λ Δθ, so m ← Λ m and v ← Λ² v. Adaptive steps depend on it: an empty v makes the first one huge."""
+    if not isinstance(before, Averaged) or q.full:
+        return fresh
+
+    def scaled(memory: Point | None, power: int) -> Gaussian | None:
+        return None if memory is None else Gaussian(memory.theta * q.lam**power, torch.zeros_like(q.lam))
+
+    return carry_over(Moments(scaled(before.memory.first, 1), scaled(before.memory.second, 2)), fresh)

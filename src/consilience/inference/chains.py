@@ -1,0 +1,172 @@
+"""Chains: what a client's weights do while they meet its data, one sample an epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.cohort import Cohort
+from consilience.errors import ConfigError
+from consilience.gaussian import Gaussian
+from consilience.records import rows
+
+Noise = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Chain(ABC):
+    """θ moves along g = ∇loss + prior's slope + weight_decay · θ, a batch at a time; kinds differ in how.
+
+    Nearly every local objective in this field is the data loss plus the energy of a Gaussian: `prior`. The loss is a
+    mean over examples, so a prior on the scale of a client's n examples enters as its n-th root.
+    """
+
+    lr: float = 0.05
+    epochs: int = 1
+    batch: int = 20
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, low in {"lr": 0, "epochs": 1, "batch": 1, "weight_decay": 0}.items():
+            if not getattr(self, name) >= low:  # nan included
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+
+    @abstractmethod
+    def move(self, theta: Tensor, velocity: Tensor | None, slope: Tensor, n: Tensor, noise: Noise) -> None:
+        """One step in place. `slope` is fresh and may be changed; n [k, 1] are examples, noise() is N(0, 1) [k, P]."""
+
+    @property
+    def has_velocity(self) -> bool:
+        """Whether `move` needs a second vector, 0 at the start of a round."""
+        return False
+
+    def iterates(
+        self,
+        gradient: Callable[..., tuple[Tensor, Tensor]],
+        theta: Tensor,
+        cohort: Cohort,
+        *own: Any,
+        prior: Gaussian | None = None,
+        shared: tuple[Any, ...] = (),
+        average: bool = False,
+    ) -> Iterator[Tensor]:
+        """After every epoch the parameters [K, P] of every client, from θ [P] or [K, P]: the last ones, or the mean
+        over the epoch's steps if `average`. `own` and `prior` are cut to the clients that still have a batch. The same
+        tensor is yielded every time: copy what must last."""
+        theta = theta.expand(len(cohort), -1).clone()
+        velocity = torch.zeros_like(theta) if self.has_velocity else None
+        loss, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(2))
+        total = torch.zeros_like(theta) if average else theta
+        for epoch in range(self.epochs):
+            loss.zero_()
+            if average:
+                total.zero_()
+                steps.zero_()
+            for step, (k, batch) in enumerate(cohort.epoch(epoch, self.batch)):
+                now = theta[:k]
+                g, value = gradient(now, batch, *rows(own, slice(k)), shared=shared)
+                loss[:k] += value * batch.w.sum(1)
+                if prior is not None:
+                    g = g + prior.first(k).slope(now)
+                if self.weight_decay:
+                    g = g + self.weight_decay * now
+                noise = partial(cohort.noise, k, theta.shape[1], tag=f"chain {epoch} {step}")
+                self.move(now, None if velocity is None else velocity[:k], g, cohort.n[:k], noise)
+                if average:
+                    total[:k] += now
+                    steps[:k] += 1
+            cohort.note(loss=loss / cohort.n[:, 0])
+            yield total.div_(steps.clamp_min(1).unsqueeze(1)) if average else theta
+
+    def __call__(
+        self,
+        gradient: Callable[..., tuple[Tensor, Tensor]],
+        theta: Tensor,
+        cohort: Cohort,
+        *own: Any,
+        prior: Gaussian | None = None,
+        shared: tuple[Any, ...] = (),
+    ) -> Tensor:
+        """The parameters [K, P] after the last epoch."""
+        for last in self.iterates(gradient, theta, cohort, *own, prior=prior, shared=shared):
+            theta = last
+        return theta
+
+
+@dataclass(frozen=True)
+class SGD(Chain):
+    """v ← ρ v + g, θ ← θ − lr · v, with v = 0 at the start of each round."""
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
+
+    @property
+    def has_velocity(self) -> bool:
+        """With momentum only."""
+        return self.momentum > 0
+
+    def move(self, theta: Tensor, velocity: Tensor | None, slope: Tensor, n: Tensor, noise: Noise) -> None:
+        """Down the running sum of slopes."""
+        if velocity is not None:
+            slope = velocity.mul_(self.momentum).add_(slope)
+        theta.sub_(slope, alpha=self.lr)
+
+
+@dataclass(frozen=True)
+class SGLD(Chain):
+    """θ ← θ − lr · g + √(2 lr T / n) ξ: samples of exp(−n · objective / T) for small steps (Welling & Teh, 2011).
+
+    The objective is a mean over the client's n examples, so lr is n times the step size of the papers."""
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_temperature(self.temperature)
+
+    def move(self, theta: Tensor, velocity: Tensor | None, slope: Tensor, n: Tensor, noise: Noise) -> None:
+        """Downhill, and shaken."""
+        shake = (2 * self.lr * self.temperature / n).sqrt() * noise()
+        theta.sub_(slope, alpha=self.lr).add_(shake)
+
+
+@dataclass(frozen=True)
+class SGHMC(Chain):
+    """v ← (1 − a) v − lr · g + √(2 a lr T / n) ξ, θ ← θ + v: Langevin dynamics with inertia, friction a (Chen et al.,
+    2014). a = 1 is SGLD."""
+
+    friction: float = 0.1
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_temperature(self.temperature)
+        if not 0 < self.friction <= 1:
+            raise ConfigError(f"friction must lie in (0, 1], got {self.friction}")
+
+    @property
+    def has_velocity(self) -> bool:
+        """Always."""
+        return True
+
+    def move(self, theta: Tensor, velocity: Tensor | None, slope: Tensor, n: Tensor, noise: Noise) -> None:
+        """One leap."""
+        assert velocity is not None
+        shake = (2 * self.friction * self.lr * self.temperature / n).sqrt() * noise()
+        velocity.mul_(1 - self.friction).sub_(slope, alpha=self.lr).add_(shake)
+        theta.add_(velocity)
+
+
+def _check_temperature(temperature: float) -> None:
+    if not temperature >= 0:
+        raise ConfigError(f"temperature must not be negative, got {temperature}")

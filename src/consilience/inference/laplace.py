@@ -1,0 +1,28 @@
+"""Laplace: the curvature at the mean, as diagonal Fisher information."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from consilience.cohort import Cohort
+from consilience.gaussian import Gaussian
+from consilience.inference.tilted import Curved, within_two_deviations
+from consilience.task import Task
+
+
+@dataclass(frozen=True)
+class Laplace(Curved):
+    """F is the mean squared gradient of an example whose label is drawn from the model, over `epochs` passes with
+    fresh labels; `clip` limits it to mean ± 2 standard deviations over coordinates, as the paper does."""
+
+    letter: ClassVar[str] = "L"
+    clip: bool = True
+
+    def curvature(self, task: Task, cavity: Gaussian, mean: Tensor, cohort: Cohort) -> Tensor:
+        """Fisher information at the mean."""
+        passes = [cohort.mean(task.fisher, mean, self.batch, tag=f"fisher {e}") for e in range(self.epochs)]
+        fisher = sum(passes[1:], passes[0]) / self.epochs
+        return within_two_deviations(fisher) if self.clip else fisher

@@ -1,0 +1,54 @@
+"""MCMC: the precision from the scatter of a chain's samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from consilience import guards
+from consilience.cohort import Cohort
+from consilience.errors import ConfigError
+from consilience.gaussian import Gaussian
+from consilience.inference.chains import SGD, Chain
+from consilience.inference.tilted import Samples, Tilted, scaled_diagonal, within_two_deviations
+from consilience.task import Task
+
+
+@dataclass(frozen=True)
+class MCMC(Tilted):
+    """Σ = ρ·1 + (1 − ρ)·S with S the variance of one sample an epoch, of SGD, SGLD or SGHMC.
+
+    A handful of SGD's iterates tells which directions are loose, not how loose: by default the precision is clipped to
+    mean ± 2 standard deviations and rescaled to the length of the scaled identity's, c·n_k + Λ₋ₖ. With a true sampler
+    and many epochs `rescale=False` takes the variances at their word.
+    """
+
+    letter: ClassVar[str] = "M"
+    train: Chain = SGD(epochs=5)
+    scale: float = 0.05
+    shrink: float = 1e-4
+    rescale: bool = True
+
+    def __post_init__(self) -> None:
+        if self.train.epochs < 2:
+            raise ConfigError(f"one sample an epoch: a variance needs epochs of at least 2, got {self.train.epochs}")
+        if not (self.scale > 0 and 0 < self.shrink <= 1):
+            raise ConfigError(f"scale must be positive and shrink in (0, 1], got {self.scale} and {self.shrink}")
+
+    def site(self, mean: Tensor, n: Tensor) -> Gaussian:
+        """Precision c·n for every coordinate."""
+        return scaled_diagonal(mean, n, self.scale)
+
+    def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
+        """Mean and shrunk precision of the samples."""
+        samples = Samples.of(self.train, task, cavity, start, cohort, variance=True)
+        assert samples.var is not None
+        precision = 1 / (self.shrink + (1 - self.shrink) * samples.var)
+        if self.rescale:
+            precision = within_two_deviations(precision)
+            wanted = (cavity.lam + self.scale * cohort.n).expand_as(precision)
+            precision = precision * (wanted.norm(dim=-1, keepdim=True) / precision.norm(dim=-1, keepdim=True))
+        guards.count("precision below the cavity's", precision < cavity.lam)
+        return Gaussian.of(samples.mean, precision)

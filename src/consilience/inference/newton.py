@@ -1,0 +1,58 @@
+"""Newton: exact inference for linear-Gaussian models, Laplace's with the full Hessian for logistic ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from consilience.cohort import Cohort
+from consilience.errors import ConfigError
+from consilience.gaussian import Gaussian
+from consilience.inference.tilted import Tilted
+from consilience.task import Task
+
+
+@dataclass(frozen=True)
+class Newton(Tilted):
+    """Λ = ∇²E(θ), η = Λθ − ∇E(θ) with E = −log p(D_k|θ) − log q₋ₖ(θ): the Gaussian that agrees with exp(−E) at θ to
+    second order; θ is its mean the next time, at most `steps` times. One step is exact where E is quadratic.
+
+    Costs P² numbers a client, so it is for small models. Sites start without any information: give the algorithm a
+    prior. `diagonal` keeps the mean and every coordinate's variance, and forgets correlations.
+    """
+
+    letter: ClassVar[str] = "N"
+    steps: int = 30
+    tolerance: float = 1e-10
+    batch: int = 1024
+    diagonal: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low in {"steps": 1, "batch": 1, "tolerance": 0}.items():
+            if not getattr(self, name) >= low:
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+
+    def site(self, mean: Tensor, n: Tensor) -> Gaussian:
+        """No information."""
+        eta = torch.zeros_like(mean).expand(*n.shape[:-1], -1).clone()
+        return Gaussian(eta, torch.zeros_like(eta if self.diagonal else eta.unsqueeze(-1) * eta.unsqueeze(-2)))
+
+    def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
+        """Steps until no coordinate of any client moves by more than the tolerance."""
+        theta = start.expand(len(cohort), -1)
+        for _ in range(self.steps):
+            likelihood = self._expand(task, theta, cohort)
+            tilted = likelihood * cavity
+            before, theta = theta, tilted.mean
+            if bool(((theta - before).abs() <= self.tolerance).all()):
+                break
+        return Gaussian.of(theta, 1 / tilted.var) if self.diagonal else tilted
+
+    def _expand(self, task: Task, theta: Tensor, cohort: Cohort) -> Gaussian:
+        """p(D_k|θ) around θ to second order."""
+        slope = cohort.n * cohort.mean(task.gradient(), theta, self.batch)
+        curvature = cohort.n.unsqueeze(-1) * cohort.mean(task.hessian, theta, self.batch)
+        return Gaussian((curvature @ theta.unsqueeze(-1)).squeeze(-1) - slope, curvature)
