@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms.switch import Method, Switch
+from consilience.checkpoint import describe
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.errors import CheckpointError, ConfigError
@@ -86,7 +88,7 @@ def _cell(row: Row | None) -> str:
 
 
 def compare(
-    algorithms: Mapping[str, Algorithm] | Iterable[Algorithm],
+    algorithms: Mapping[str, Method] | Iterable[Method],
     setting: Setting | Callable[[int], Setting],
     *,
     seeds: int = 3,
@@ -101,7 +103,8 @@ def compare(
 ) -> Comparison:
     """Run every method for every seed with the same `options` of `fit`. A `setting` that is a function of the seed
     gives each seed its own split or initial weights; the same for all methods, so their scores are paired. `measure`
-    adds scores of its own to each run's."""
+    adds scores of its own to each run's. Methods that switch from the same first method at the same round share that
+    warm start: with `out` it is run once a seed."""
     methods = _labelled(algorithms)
     if out is not None and not resume and (Path(out) / "comparison.json").exists():
         raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
@@ -116,7 +119,9 @@ def compare(
             if on_run is not None:
                 on_run(method, seed)
             again = resume and where is not None
-            run = fit(algorithm, at.task, at.federation, test=at.test, seed=seed, out=where, resume=again, **options)
+            same: dict[str, Any] = {"test": at.test, "seed": seed, **options}
+            warm = None if out is None else _warm_start(algorithm, at, Path(out), **same)
+            run = fit(algorithm, at.task, at.federation, out=where, resume=again, warm=warm, **same)
             _collect(run, at.test, method, scores, by_client)
             for metric, value in (measure(run, at) if measure is not None else {}).items():
                 scores.setdefault((method, metric), []).append(value)
@@ -134,13 +139,24 @@ def compare(
     return result
 
 
-def _labelled(algorithms: Mapping[str, Algorithm] | Iterable[Algorithm]) -> dict[str, Algorithm]:
+def _warm_start(method: Method, at: Setting, out: Path, *, rounds: int, seed: int, **same: Any) -> Path | None:
+    """The directory of a run of a switch's first method, run now if it is not there yet; None for other methods."""
+    if not isinstance(method, Switch) or rounds <= method.at:
+        return None
+    first = zlib.crc32(json.dumps(describe(method.first)).encode())
+    where = out / "warm starts" / f"{method.first.name}-{method.at}-{first:08x}" / f"seed-{seed}"
+    resume = (where / "run.json").exists()
+    fit(method.first, at.task, at.federation, rounds=method.at, seed=seed, out=where, resume=resume, **same)
+    return where
+
+
+def _labelled(algorithms: Mapping[str, Method] | Iterable[Method]) -> dict[str, Method]:
     """Methods by label; a label is the name of a folder too."""
     if isinstance(algorithms, Mapping):
         labelled = list(algorithms.items())
     else:
         labelled = [(algorithm.name, algorithm) for algorithm in algorithms]
-    methods: dict[str, Algorithm] = {}
+    methods: dict[str, Method] = {}
     for label, algorithm in labelled:
         if label in methods:
             raise ConfigError(f"two methods are called {label!r}: pass a mapping from labels to methods")

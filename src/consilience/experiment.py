@@ -367,10 +367,12 @@ class _Loop:
         return self.session.federation.sizes[ids].to(self.session.task.device, self.session.task.dtype).unsqueeze(1)
 
     def _states(self, fresh: Fresh) -> States:
-        """On the device while they take little of its memory, else on the host, else in files."""
+        """On the device while they take little of its memory, else on the host, else in files. With a directory, what
+        outgrows `state_memory` goes to files at once: a checkpoint of all of it would be too much."""
         expected = nbytes(fresh(torch.tensor([0]))) * len(self.session.federation)
         device = self.session.task.device
-        if device.type == "cuda" and expected < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
+        small = expected <= self.state_memory or self.directory is None
+        if small and device.type == "cuda" and expected < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
             return InMemory(fresh, device)
         if expected <= self.state_memory:
             return InMemory(fresh)
