@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from consilience.cohort import Cohort
 from consilience.data import Dataset, Federation
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
-from consilience.inference import SGD
-from consilience.task import Classification
+from consilience.inference import SGD, SGHMC, SGLD
+from consilience.records import rows
+from consilience.task import Classification, Regression
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SIZES = [33, 12, 7, 1]
@@ -126,6 +128,122 @@ def test_own_arguments_follow_the_clients_that_still_have_a_batch():
     torch.testing.assert_close(got, expected, **EXACT)
 
 
+def one_by_one(chain, task, group, k):
+    alone = Cohort(group.federation, group.ids[k : k + 1], round=1, round_size=4, seed=0, dtype=torch.float64)
+    return chain(task.gradient(), task.initial(), alone)[0]
+
+
+@pytest.mark.parametrize("chain", [SGLD(batch=5, epochs=3), SGHMC(batch=5, epochs=3)], ids=["SGLD", "SGHMC"])
+def test_a_client_is_shaken_the_same_in_every_cohort(chain):
+    task, group = world()
+    together = chain(task.gradient(), task.initial(), group)
+    for k in range(len(SIZES)):
+        torch.testing.assert_close(together[k], one_by_one(chain, task, group, k), **EXACT)
+
+
+def test_cold_langevin_dynamics_is_sgd():
+    task, group = world()
+    settings = {"lr": 0.1, "batch": 5, "epochs": 3, "weight_decay": 0.01}
+    cold, sgd = (
+        chain(task.gradient(), task.initial(), group) for chain in (SGLD(**settings, temperature=0.0), SGD(**settings))
+    )
+    assert torch.equal(cold, sgd)
+    assert not torch.equal(cold, SGLD(**settings, temperature=1e-6)(task.gradient(), task.initial(), group))
+
+
+@pytest.mark.parametrize("friction", [0.1, 0.6])
+def test_cold_inertia_is_sgd_with_momentum(friction):
+    task, group = world()
+    settings = {"lr": 0.1, "batch": 5, "epochs": 3}
+    cold = SGHMC(**settings, friction=friction, temperature=0.0)(task.gradient(), task.initial(), group)
+    sgd = SGD(**settings, momentum=1 - friction)(task.gradient(), task.initial(), group)
+    torch.testing.assert_close(cold, sgd, **EXACT)
+
+
+def test_inertia_without_memory_is_langevin_dynamics():
+    task, group = world()
+    settings = {"lr": 0.1, "batch": 5, "epochs": 3, "temperature": 0.7}
+    heavy, light = (
+        c(task.gradient(), task.initial(), group) for c in (SGHMC(**settings, friction=1.0), SGLD(**settings))
+    )
+    torch.testing.assert_close(heavy, light, **EXACT)
+
+
+def line(clients):
+    """Clients that all hold the same noisy line, so that their chains are independent draws of one posterior; its
+    mean and precision under a prior, which is wide in one direction and far off in another."""
+    made = torch.Generator().manual_seed(4)
+    x = torch.randn(12, 2, generator=made)
+    y = x @ torch.tensor([[1.0], [-2.0]]) + 0.3 * torch.randn(12, 1, generator=made)
+    data = Dataset(x.repeat(clients, 1), y.repeat(clients, 1))
+    fed = Federation.from_owner(data, torch.arange(clients).repeat_interleave(12))
+    task = Regression(nn.Linear(2, 1), noise=0.8).prepare(dtype=torch.float64)
+    group = Cohort(fed, torch.arange(clients), round=1, round_size=clients, seed=0, dtype=torch.float64)
+    root = torch.tensor([[2.0, 0.0, 0.0], [1.0, 3.0, 0.0], [0.5, 1.0, 1.0]], dtype=torch.float64)
+    prior = Gaussian.of(torch.tensor([3.0, 0.0, 1.0], dtype=torch.float64), root @ root.mT)
+    design = torch.cat([x, torch.ones(12, 1)], 1).double()
+    posterior = prior * Gaussian((design.mT @ y.double())[:, 0] / 0.64, design.mT @ design / 0.64)
+    return task, group, prior, posterior
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+@pytest.mark.parametrize("chain", [SGLD(lr=0.08), SGHMC(lr=0.02, friction=0.3)], ids=["SGLD", "SGHMC"])
+def test_samples_are_those_of_the_exact_posterior(chain, temperature):
+    clients, warm, epochs = 60, 100, 700
+    task, group, prior, posterior = line(clients)
+    chain = replace(chain, temperature=temperature, batch=12, epochs=epochs)
+    start, n = posterior.mean, 12
+    iterates = chain.iterates(task.gradient(), start, group, prior=prior ** (1 / n))
+    samples = torch.stack([sample.clone() for epoch, sample in enumerate(iterates) if epoch >= warm])
+    values, vectors = torch.linalg.eigh(posterior.lam)
+    white = (samples - posterior.mean) @ vectors * (values / temperature).sqrt()
+    # Steps of a finite size sample exactly this much too widely.
+    inertia = 2 - chain.friction if isinstance(chain, SGHMC) else 1.0
+    expected = 1 / (1 - chain.lr * values / n / (2 * inertia))
+    assert float(expected.max()) < 1.6
+    flat = white.reshape(-1, 3)
+    scatter = flat.mT @ flat / len(flat)
+    torch.testing.assert_close(scatter, expected.diag(), rtol=0.07, atol=0.07)
+    assert float(flat.mean(0).abs().max()) < 0.07
+
+
+def test_there_is_one_sample_an_epoch_and_the_last_is_the_result():
+    task, group = world()
+    for chain in (SGD(batch=5, epochs=3), SGLD(batch=5, epochs=4), SGHMC(batch=5, epochs=2)):
+        samples = [sample.clone() for sample in chain.iterates(task.gradient(), task.initial(), group)]
+        assert len(samples) == chain.epochs
+        assert torch.equal(samples[-1], chain(task.gradient(), task.initial(), group))
+        shorter = replace(chain, epochs=1)(task.gradient(), task.initial(), group)
+        assert torch.equal(samples[0], shorter)
+
+
+def test_the_average_of_an_epoch_is_over_every_client_s_own_steps():
+    task, group = world()
+    sgd = SGD(lr=0.3, batch=5, epochs=2)
+    averages = [a.clone() for a in sgd.iterates(task.gradient(), task.initial(), group, average=True)]
+    for k in range(len(SIZES)):
+        theta = task.initial().unsqueeze(0)
+        for epoch in range(2):
+            seen = []
+            for live, batch in group.epoch(epoch, sgd.batch):
+                if k < live:
+                    theta = theta - sgd.lr * task.gradient()(theta, rows(batch, slice(k, k + 1)))[0]
+                    seen.append(theta)
+            assert len(seen) == -(-SIZES[k] // 5)
+            torch.testing.assert_close(averages[epoch][k], torch.cat(seen).mean(0), **EXACT)
+
+
+def test_averaging_does_not_change_where_the_chain_goes():
+    task, group = world()
+    for chain in (SGD(batch=100, epochs=3, momentum=0.9), SGLD(batch=100, epochs=3), SGHMC(batch=100, epochs=3)):
+        plain, averaged = (
+            [sample.clone() for sample in chain.iterates(task.gradient(), task.initial(), group, average=average)]
+            for average in (False, True)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(plain, averaged, strict=True))  # one step is its own average
+
+
+@pytest.mark.parametrize("kind", [SGD, SGLD, SGHMC])
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -133,11 +251,26 @@ def test_own_arguments_follow_the_clients_that_still_have_a_batch():
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
-        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
-        ({"momentum": -0.1}, r"momentum must lie in \[0, 1\), got -0.1"),
         ({"lr": float("nan")}, "lr must be at least 0, got nan"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, message):
+def test_settings_that_make_no_sense_for_any_chain_are_refused(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
-        SGD(**settings)
+        kind(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (SGD, {"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
+        (SGD, {"momentum": -0.1}, r"momentum must lie in \[0, 1\), got -0.1"),
+        (SGLD, {"temperature": -1.0}, "temperature must not be negative, got -1.0"),
+        (SGLD, {"temperature": float("nan")}, "temperature must not be negative, got nan"),
+        (SGHMC, {"temperature": -0.5}, "temperature must not be negative, got -0.5"),
+        (SGHMC, {"friction": 0.0}, r"friction must lie in \(0, 1\], got 0.0"),
+        (SGHMC, {"friction": 1.1}, r"friction must lie in \(0, 1\], got 1.1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(kind, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        kind(**settings)
