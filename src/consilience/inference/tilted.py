@@ -100,7 +100,7 @@ class Identity(Tilted):
 
 def within_two_deviations(value: Tensor) -> Tensor:
     """Every row's entries [K, P] clipped to the row's mean ± 2 standard deviations."""
-    deviation, mean = torch.std_mean(value, dim=-1, keepdim=True)
+    deviation, mean = torch.std_mean(value, dim=-1, correction=0, keepdim=True)
     return value.clamp(mean - 2 * deviation, mean + 2 * deviation)
 
 
