@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -99,11 +100,12 @@ def compare(
     resume: bool = False,
     on_run: Callable[[str, int], None] | None = None,
     measure: Callable[[Run, Setting], dict[str, float]] | None = None,
+    paper: Mapping[tuple[str, str], float] = types.MappingProxyType({}),
     **options: Any,
 ) -> Comparison:
     """Run every method for every seed with the same `options` of `fit`. A `setting` that is a function of the seed
     gives each seed its own split or initial weights; the same for all methods, so their scores are paired. `measure`
-    adds scores of its own to each run's. Methods that switch from the same first method at the same round share that
+    adds scores of its own to each run's; `paper` holds published figures by (method, metric). Methods that switch from the same first method at the same round share that
     warm start: with `out` it is run once a seed."""
     methods = _labelled(algorithms)
     if out is not None and not resume and (Path(out) / "comparison.json").exists():
@@ -128,7 +130,10 @@ def compare(
             if where is not None and out is not None:
                 relative = str(where.relative_to(Path(out)))
                 result.runs.append({"method": method, "seed": seed, "directory": relative})
-    result.rows = [Row(m, metric, *_spread(values), len(values)) for (m, metric), values in scores.items()]
+    result.rows = [
+        Row(method, metric, *_spread(values), len(values), paper.get((method, metric)))
+        for (method, metric), values in scores.items()
+    ]
     for (method, client, metric), values in by_client.items():
         mean, std = _spread(values)
         entry = {"method": method, "client": client, "metric": metric, "mean": mean, "std": std}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD
+from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.records import Point, Weighted
 from consilience.task import Task
 
@@ -14,18 +16,23 @@ from consilience.task import Task
 @algorithm
 class FedProx(Algorithm):
     """Clients minimise loss + μ/2 ‖w_k − w‖²: a Gaussian prior of precision μ around the global weights.
-    The server averages as in FedAvg; μ = 0 is FedAvg."""
+    The server is FedAvg's; μ = 0 is FedAvg."""
 
     train: SGD = SGD()
     mu: float = 0.1
+    server: ServerOptimizer = Momentum()
 
     def __post_init__(self) -> None:
         if self.mu < 0:
             raise ConfigError(f"mu must not be negative, got {self.mu}")
 
-    def start(self, task: Task, info: Info) -> Point:
+    def start(self, task: Task, info: Info) -> Averaged:
         """Everyone begins with the module's own weights."""
-        return Point(info.initial)
+        return continued(info, self.server)
+
+    def message(self, server: Averaged, ids: object) -> Point:
+        """The global weights."""
+        return server.model
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         """Train from w with the leash; send n_k (w_k − w)."""
@@ -34,10 +41,10 @@ class FedProx(Algorithm):
         delta = self.train(task.gradient(), w, cohort, prior=leash).sub_(w)
         return Weighted(Point(delta.mul_(cohort.n)), cohort.n), None
 
-    def fuse(self, server: Point, update: Weighted) -> Point:
-        """w + Σ p_k (w_k − w)."""
-        return Point(server.theta + update.mean.theta)
+    def fuse(self, server: Averaged, update: Weighted) -> Averaged:
+        """A server step along the mean change."""
+        return Averaged(*self.server.step(server.model, update.mean, server.memory))
 
-    def posterior(self, server: Point) -> Point:
+    def posterior(self, server: Averaged) -> Point:
         """A point."""
-        return server
+        return server.model

@@ -12,7 +12,7 @@ from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference import Identity, Tilted
 from consilience.optimizers import Moments, Momentum, ServerOptimizer, carry_over
-from consilience.records import Point, record
+from consilience.records import record
 from consilience.task import Task
 
 
@@ -81,12 +81,10 @@ class Natural(Algorithm):
 
 
 def _inherited(before: object, q: Gaussian, fresh: Moments) -> Moments:
-    """The memory of an optimiser that worked on weights, for one that works on natural parameters: while Λ stands
-    still Δη = Λ Δθ, so m ← Λ m and v ← Λ² v. Adaptive steps depend on it: an empty v makes the first one huge."""
-    if not isinstance(before, Averaged) or q.full:
+    """The squares that an adaptive optimiser has seen on weights, for one on natural parameters: while Λ stands still
+    Δη = Λ Δθ, so v ← Λ² v. Without them its first steps would be huge. Velocity is not carried over: FedAvg's steps
+    are far longer than those of clients that a cavity holds, and would go on as a wrong push for many rounds."""
+    if not isinstance(before, Averaged) or before.memory.second is None or q.full:
         return fresh
-
-    def scaled(memory: Point | None, power: int) -> Gaussian | None:
-        return None if memory is None else Gaussian(memory.theta * q.lam**power, torch.zeros_like(q.lam))
-
-    return carry_over(Moments(scaled(before.memory.first, 1), scaled(before.memory.second, 2)), fresh)
+    seen = Gaussian(before.memory.second.theta * q.lam.square(), torch.zeros_like(q.lam))
+    return carry_over(Moments(None, seen), fresh)

@@ -3,16 +3,19 @@
 from consilience.metrics.calibration import Reliability, reliability
 from consilience.metrics.detection import auroc
 from consilience.metrics.scores import classification, entropy, multilabel, regression
-from consilience.metrics.summary import direction, spread
+from consilience.metrics.summary import best, direction, rounds_to, running_means, spread
 
 __all__ = [
     "Reliability",
     "auroc",
+    "best",
     "classification",
     "direction",
     "entropy",
     "multilabel",
     "regression",
     "reliability",
+    "rounds_to",
+    "running_means",
     "spread",
 ]

@@ -19,6 +19,26 @@ def spread(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
+def running_means(curve: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    """(round, mean over the values of the last `window` rounds) wherever a curve of (round, value) has a value and
+    reaches back so far; curves are often measured at some rounds only."""
+    return [
+        (end, statistics.fmean(value for at, value in curve if end - window < at <= end))
+        for end, _ in curve
+        if end >= window
+    ]
+
+
+def best(curve: Sequence[tuple[int, float]], window: int = 100) -> float | None:
+    """The highest running mean; None for a curve that is shorter than the window."""
+    return max((value for _, value in running_means(curve, window)), default=None)
+
+
+def rounds_to(curve: Sequence[tuple[int, float]], target: float, window: int = 10) -> int | None:
+    """The first round whose running mean is at least `target`; None if there is none."""
+    return next((end for end, value in running_means(curve, window) if value >= target), None)
+
+
 def direction(metric: str) -> int:
     """+1 if more is better, −1 if less, 0 if neither: a word of the name decides ("micro_f1", "test NLL")."""
     words = set(re.split(r"[\W_]+", metric.lower()))

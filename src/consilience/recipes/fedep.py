@@ -1,0 +1,240 @@
+"""FedEP's benchmarks: every method from the same FedAvg warm start, with the same local work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from consilience.algorithms import FedAvg, FedEP, FedPA, FedProx, FedSEP, Switch
+from consilience.algorithms.base import Algorithm
+from consilience.algorithms.switch import Method
+from consilience.comparison import Comparison, Setting, compare
+from consilience.data import Compose, Crop, Dataset, Flip, load, partition
+from consilience.engines import Simulator
+from consilience.experiment import Run
+from consilience.inference import MCMC, NGVI, SGD, Identity, Laplace, Tilted
+from consilience.metrics import best, rounds_to
+from consilience.models import cnn, mlp, resnet18
+from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.recipes.base import Options
+from consilience.task import Classification
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One setting: the data, the budget, and the scales of the Gaussians.
+
+    c = κ (s₀ + weight decay) is the precision that an example brings; `clips` limit a client's step in natural
+    parameters, for FedEP only. `target` and `window` are for "rounds to" and "best".
+    """
+
+    setting: Callable[[int, bool], Setting]
+    train: SGD
+    server: ServerOptimizer
+    rounds: int
+    switch: int
+    cohort: int
+    kappa: float
+    s0: float
+    clips: Mapping[str, float] = field(default_factory=dict)
+    shrink: float = 1e-4
+    curvature_epochs: int = 5
+    mu: float = 0.01
+    target: float = 0.45
+    window: int = 100
+    every: int = 10
+
+    def infer(self, letter: str) -> Tilted:
+        """The paper's four inferences."""
+        c, curved = self.kappa * (self.s0 + self.train.weight_decay), (self.train, self.kappa, self.s0)
+        kinds: dict[str, Callable[[], Tilted]] = {
+            "I": lambda: Identity(self.train, c),
+            "M": lambda: MCMC(self.train, c, self.shrink),
+            "L": lambda: Laplace(*curved, epochs=self.curvature_epochs, batch=10),
+            "V": lambda: NGVI(*curved, epochs=self.curvature_epochs),
+        }
+        return kinds[letter]()
+
+    def methods(
+        self, names: str = "FedAvg FedProx FedPA FedEP(I) FedEP(M) FedEP(L) FedEP(V) FedSEP(I) FedSEP(V)"
+    ) -> dict[str, Method]:
+        """Methods by their names in the tables, each after the same rounds of FedAvg."""
+        first = FedAvg(self.train, self.server)
+        return {name: Switch(first, self._method(name), self.switch) for name in names.split()}
+
+    def _method(self, name: str) -> Algorithm:
+        kind, _, letter = name.rstrip(")").partition("(")
+        match kind:
+            case "FedAvg":
+                return FedAvg(self.train, self.server)
+            case "FedProx":
+                return FedProx(self.train, self.mu, self.server)
+            case "FedPA":
+                return FedPA(self.train, self.server, burn_in=self.train.epochs // 2)
+            case "FedEP":
+                return FedEP(self.infer(letter), self.server, clip=self.clips.get(letter))
+            case _:
+                return FedSEP(self.infer(letter), self.server)
+
+    def quick(self) -> Benchmark:
+        """A few rounds of little work, to see that everything runs."""
+        return replace(
+            self,
+            train=replace(self.train, epochs=2),
+            rounds=4,
+            switch=2,
+            cohort=4,
+            curvature_epochs=1,
+            window=2,
+            every=2,
+        )
+
+    def measure(self, run: Run, _: Setting) -> dict[str, float]:
+        """The papers' summary of a learning curve: best running mean, and the rounds to a target."""
+        curve = [(line["round"], line["eval"]["accuracy"]) for line in run.history if "eval" in line]
+        found = {
+            "best accuracy": best(curve, self.window),
+            f"rounds to {self.target:.0%}": rounds_to(curve, self.target),
+        }
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+    def compare(
+        self,
+        options: Options,
+        title: str,
+        text: str,
+        name: str,
+        engine: Simulator,
+        paper: Mapping[tuple[str, str], float],
+    ) -> Comparison:
+        """All methods over all seeds."""
+        mine = self.quick() if options.quick else self
+        return compare(
+            mine.methods(),
+            lambda seed: self.setting(seed, options.quick),
+            seeds=options.seeds,
+            out=options.out,
+            title=title,
+            text=text,
+            command=f"consilience reproduce {name}" + (" --quick" if options.quick else ""),
+            resume=options.resume,
+            on_run=options.announce,
+            measure=mine.measure,
+            paper={} if options.quick else paper,
+            rounds=mine.rounds,
+            cohort=mine.cohort,
+            evaluate_every=mine.every,
+            checkpoint_every=50,
+            engine=engine,
+            progress=False,
+        )
+
+
+def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """A module with the initial weights of a seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+def mnist_writers(seed: int, quick: bool) -> Setting:
+    """MNIST shared out by who wrote it; the test digits are by other writers."""
+    data = load("mnist-writers")
+    return Setting(
+        Classification(seeded(seed, lambda: mlp(data.train.x.shape[1:], 10, (20,) if quick else (200,)))),
+        partition.by_group(data.train, "writer"),
+        _part(data.test, quick),
+    )
+
+
+def cifar10(seed: int, quick: bool) -> Setting:
+    """10,000 images of CIFAR-10 at 50 clients, Dirichlet 0.1 over labels; a small CNN."""
+    data = load("cifar10")
+    some = data.train.subset(torch.arange(0, len(data.train), 5))
+    channels, hidden = ((4, 4), 16) if quick else ((16, 32), 64)
+    augment = Compose((Crop(24), Flip()))
+    return Setting(
+        Classification(seeded(seed, lambda: cnn((3, 24, 24), 10, channels, hidden)), augment=augment),
+        partition.dirichlet(some, clients=50, alpha=0.1, seed=seed, minimum=20),
+        _part(data.test, quick),
+    )
+
+
+def cifar100(seed: int, quick: bool) -> Setting:
+    """CIFAR-100 at 500 clients by Pachinko allocation; ResNet-18 with GroupNorm on 24×24 crops."""
+    data = load("cifar100")
+    augment = Compose((Crop(24), Flip()))
+    return Setting(
+        Classification(seeded(seed, lambda: resnet18((3, 24, 24), 100, width=4 if quick else 64)), augment=augment),
+        partition.pachinko(data.train, clients=500, seed=seed),
+        _part(data.test, quick),
+    )
+
+
+def emnist62(seed: int, quick: bool) -> Setting:
+    """EMNIST with 62 classes by writer, and the CNN of the federated benchmarks."""
+    data = load("emnist-62")
+    channels, hidden = ((4, 4), 16) if quick else ((32, 64), 128)
+    return Setting(
+        Classification(seeded(seed, lambda: cnn(data.train.x.shape[1:], 62, channels, hidden))),
+        partition.by_group(data.train, "writer", minimum=1),
+        _part(data.test, quick),
+    )
+
+
+def _part(test: Dataset, quick: bool) -> Dataset:
+    return test.subset(torch.arange(0, len(test), max(1, len(test) // 500))) if quick else test
+
+
+CIFAR100 = Benchmark(
+    setting=cifar100,
+    train=SGD(lr=0.01, momentum=0.9, epochs=10, batch=20, weight_decay=1e-4),
+    server=Momentum(lr=0.5, momentum=0.9),
+    rounds=1500,
+    switch=400,
+    cohort=20,
+    kappa=500,
+    s0=0.0,
+    clips={"I": 100, "M": 300, "L": 6500, "V": 2000},
+)
+EMNIST62 = Benchmark(
+    setting=emnist62,
+    train=SGD(lr=0.01, momentum=0.9, epochs=20, batch=20),
+    server=Momentum(lr=0.5, momentum=0.9),
+    rounds=500,
+    switch=200,
+    cohort=100,
+    kappa=500,
+    s0=1e-5,
+    clips={"I": 100, "M": 300, "L": 6500, "V": 2000},
+    target=0.84,
+)
+MNIST_WRITERS = Benchmark(
+    setting=mnist_writers,
+    train=SGD(lr=0.02, momentum=0.9, epochs=5, batch=20, weight_decay=1e-4),
+    server=Momentum(lr=0.5, momentum=0.9),
+    rounds=60,
+    switch=20,
+    cohort=20,
+    kappa=500,
+    s0=0.0,
+    target=0.96,
+    window=10,
+    every=2,
+)
+CIFAR10 = Benchmark(
+    setting=cifar10,
+    train=SGD(lr=0.02, momentum=0.9, epochs=5, batch=20, weight_decay=1e-4),
+    server=Momentum(lr=0.5, momentum=0.9),
+    rounds=100,
+    switch=30,
+    cohort=10,
+    kappa=500,
+    s0=0.0,
+    target=0.45,
+    window=10,
+    every=5,
+)
