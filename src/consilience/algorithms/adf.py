@@ -17,5 +17,5 @@ class ADF(Natural):
     def local(self, task: Task, message: Gaussian, state: None, cohort: Cohort) -> tuple[Gaussian, None]:
         """Cavity, tilted, Δ."""
         q = message
-        cavity = Gaussian(q.eta.expand(len(cohort), -1), q.lam)
+        cavity = Gaussian(q.eta.expand(len(cohort), -1), q.lam.expand(len(cohort), *q.lam.shape))
         return self.damped(self.infer(task, cavity, q.mean, cohort) / q, cohort), None
