@@ -356,3 +356,36 @@ def test_a_diagonal_gaussian_is_a_product_of_normals():
     theta = draws(5, P)
     expected = Normal(q.mean, q.lam.rsqrt()).log_prob(theta).sum(-1)
     torch.testing.assert_close(q.log_density(theta), expected, **EXACT)
+
+
+@pytest.mark.parametrize("clients", [(), (K,)])
+@forms
+def test_the_length_is_that_of_all_natural_parameters_in_one_vector(form, clients):
+    q = gaussian(form, *clients)
+    one_vector = torch.cat([q.eta.reshape(*clients, -1), q.lam.reshape(*clients, -1)], -1)
+    assert q.length.shape == (*clients, 1)
+    torch.testing.assert_close(q.length, one_vector.norm(dim=-1, keepdim=True), **EXACT)
+
+
+@forms
+def test_a_clipped_factor_has_the_length_asked_for_and_its_direction(form):
+    q = gaussian(form, K) ** torch.tensor([[0.01], [1.0], [100.0]], dtype=torch.float64)
+    longest = float(q.length[1]) * 0.9
+    with guards.watch() as counts:
+        clipped = q.clip(longest)
+    assert int(counts["update clipped"]) == 2
+    assert torch.equal(clipped.eta[0], q.eta[0])
+    assert torch.equal(clipped.lam[0], q.lam[0])
+    torch.testing.assert_close(clipped.length[1:, 0], torch.full((2,), longest, dtype=torch.float64), **EXACT)
+    for k in (1, 2):
+        share = longest / float(q.length[k])
+        torch.testing.assert_close(clipped.eta[k], share * q.eta[k], **EXACT)
+        torch.testing.assert_close(clipped.lam[k], share * q.lam[k], **EXACT)
+
+
+def test_a_factor_of_length_zero_can_be_clipped():
+    nothing = Gaussian.flat(torch.zeros(K, P))
+    with guards.watch() as counts:
+        clipped = nothing.clip(1e-3)
+    assert int(counts["update clipped"]) == 0
+    assert torch.equal(clipped.eta, nothing.eta)

@@ -61,7 +61,7 @@ forms = pytest.mark.parametrize("form", ["scalar", "diagonal", "full"])
 @pytest.mark.parametrize("batch", [1024, 2])
 def test_newton_is_exact_for_a_line_in_one_step(form, batch):
     task, cohort = line(noise=0.5)
-    cavity, start = cavity_of(form), torch.full((P,), 7.0).double()
+    cavity, start = cavity_of(form), torch.full((P,), 7.0, dtype=torch.float64)
     tilted = cs.Newton(steps=1, batch=batch)(task, cavity, start, cohort)
     for k in range(K):
         posterior = exact(cohort, cavity, k, noise=0.5)
@@ -133,12 +133,12 @@ by_sgd = pytest.mark.parametrize("infer", BY_SGD, ids=lambda infer: infer.letter
 @pytest.mark.parametrize("form", ["scalar", "diagonal"])
 def test_the_mean_is_that_of_the_epochs_on_the_way_to_the_tilted_one(infer, form):
     task, cohort = line(noise=1.5)
-    cavity, start = cavity_of(form), torch.full((P,), 0.5).double()
+    cavity, start = cavity_of(form), torch.full((P,), 0.5, dtype=torch.float64)
     tilted = infer(task, cavity, start, cohort)
     unit = torch.eye(P, dtype=torch.float64)
     for k in range(K):
         n = float(cohort.n[k])
-        decay = cs.Gaussian(torch.zeros(P).double(), torch.full((1,), 0.3 * n).double())
+        decay = cs.Gaussian(torch.zeros(P).double(), torch.full((1,), 0.3 * n, dtype=torch.float64))
         target = exact(cohort, cavity, k, noise=1.5) * decay
         # Full-batch descent of a quadratic: θ_t − θ* = (1 − lr H/n)^t (θ_0 − θ*).
         shrink = unit - CHAIN.lr / n * target.lam
@@ -283,7 +283,7 @@ def test_ngvi_s_information_is_a_running_average_over_batches():
     infer = cs.NGVI(CHAIN, kappa=2.0, epochs=3, batch=5, samples=3, beta=0.8)
     cavity = cavity_of("diagonal")
     got = information(infer(task, cavity, torch.zeros(P).double(), cohort), cavity, cohort, infer)
-    expected, anywhere = torch.zeros(K, P).double(), torch.full((K, P), 0.123).double()
+    expected, anywhere = torch.zeros(K, P).double(), torch.full((K, P), 0.123, dtype=torch.float64)
     for epoch in range(3):  # a line curves the same everywhere, so draws of θ do not matter
         for k, batch in cohort.epoch(CHAIN.epochs + epoch, 5):
             expected[:k] = 0.8 * expected[:k] + 0.2 * task.fisher(anywhere[:k], batch)
@@ -310,7 +310,7 @@ def test_ngvi_averages_curvature_over_the_belief(precision):
     x = torch.where(torch.rand(500, 1, generator=made) < 0.5, -2.0, 2.0)
     federation = cs.Federation.from_owner(cs.Dataset(x, (x > 0).float()), torch.zeros(500, dtype=torch.int64))
     task, cohort = cs.MultiLabel(nn.Linear(1, 1, bias=False)).prepare(dtype=torch.float64), cohort_of(federation)
-    cavity = cs.Gaussian.of(torch.zeros(1, 1).double(), torch.full((1, 1), precision).double())
+    cavity = cs.Gaussian.of(torch.zeros(1, 1).double(), torch.full((1, 1), precision, dtype=torch.float64))
     infer = cs.NGVI(STILL, kappa=1e9, epochs=1, batch=500, samples=300, beta=0.5)
     got = float(information(infer(task, cavity, torch.zeros(1).double(), cohort), cavity, cohort, infer))
     theta = torch.linspace(-8, 8, 4001, dtype=torch.float64)
@@ -326,7 +326,7 @@ def test_ngvi_averages_curvature_over_the_belief(precision):
 def test_ngvi_of_a_sharp_belief_is_the_information_at_its_mean():
     task, cohort = coins()
     start = torch.tensor([0.5, -1.0, 0.2, 0.1], dtype=torch.float64)
-    cavity = cs.Gaussian.of(start.expand(K, -1).contiguous(), torch.full((K, 1), 1e16).double())
+    cavity = cs.Gaussian.of(start.expand(K, -1).contiguous(), torch.full((K, 1), 1e16, dtype=torch.float64))
     infer = cs.NGVI(STILL, epochs=1, batch=100, samples=2, beta=0.0)
     (_, batch), *_ = cohort.epoch(STILL.epochs, 100)
     expected = task.fisher(start.expand(K, -1), batch)
@@ -351,7 +351,7 @@ every = pytest.mark.parametrize("infer", EVERY.values(), ids=EVERY.keys())
 @pytest.mark.parametrize("model", [line, coins])
 def test_a_cohort_believes_what_its_clients_believe_one_by_one(infer, model):
     task, cohort = model()
-    cavity, start = cavity_of("diagonal"), torch.full((P,), 0.1).double()
+    cavity, start = cavity_of("diagonal"), torch.full((P,), 0.1, dtype=torch.float64)
     together = infer(task, cavity, start, cohort)
     for k in range(K):
         alone = infer(task, rows(cavity, slice(k, k + 1)), start, cohort_of(cohort.federation, cohort.ids[k : k + 1]))
@@ -362,11 +362,11 @@ def test_a_cohort_believes_what_its_clients_believe_one_by_one(infer, model):
 @every
 def test_a_tilted_distribution_leaves_its_arguments_alone(infer):
     task, cohort = line()
-    cavity, start = cavity_of("diagonal"), torch.full((P,), 0.1).double()
+    cavity, start = cavity_of("diagonal"), torch.full((P,), 0.1, dtype=torch.float64)
     infer(task, cavity, start, cohort)
     assert torch.equal(cavity.eta, cavity_of("diagonal").eta)
     assert torch.equal(cavity.lam, cavity_of("diagonal").lam)
-    assert torch.equal(start, torch.full((P,), 0.1).double())
+    assert torch.equal(start, torch.full((P,), 0.1, dtype=torch.float64))
 
 
 @every
