@@ -61,7 +61,7 @@ def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Res
     name = "mlp"              # consilience list models; or "my.py:Net", any nn.Module
     [algorithm]
     name = "FedAvg"           # consilience list algorithms
-    lr = 0.05                 # short for algorithm.train.lr
+    lr = 0.05                 # short for algorithm.train.lr, or algorithm.infer.train.lr
     epochs = 1
     batch = 20
     server = { name = "Adam", lr = 0.01 }
@@ -128,9 +128,9 @@ def compare(
 ) -> None:
     """Several methods on the same federation, with the same budget; a table and a report page.
 
-    The methods are `compare.algorithms`, names or tables: `algorithms = ["FedAvg", {name = "FedProx", mu = 1.0}]`.
-    A method takes the local optimiser of `[algorithm]` unless its table says otherwise. Every seed has its own
-    partition and initial weights, the same for all methods.
+    The methods are `compare.algorithms`, names or tables: `algorithms = ["FedAvg", {name = "FedProx", mu = 1.0},
+    {name = "Switch", at = 50, then = "FedEP"}]`. A method takes the local optimiser's settings of `[algorithm]` unless
+    its table says otherwise. Every seed has its own partition and initial weights, the same for all methods.
     """
     from consilience.comparison import compare as compare_methods
     from consilience.config import read_config

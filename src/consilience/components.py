@@ -2,7 +2,10 @@
 
 A table names a class or function (`name = "FedAvg"`) and gives its arguments. Arguments are checked against the
 signature: unknown names get the nearest right one, values are validated by their annotated type, and tables inside
-tables become components themselves.
+tables become components themselves. A part without a name is the usual one with some settings changed.
+
+A part called `train`, at any depth, is a local optimiser, and its keys may be written without the way to it: `lr` for
+`train.lr`, or for `infer.train.lr`, or for both methods of a Switch, except where these have an `lr` of their own.
 """
 
 from __future__ import annotations
@@ -12,17 +15,17 @@ import importlib.util
 import inspect
 import sys
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any, get_type_hints
+from types import MappingProxyType, ModuleType, NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from consilience.errors import ConfigError, nearest
 
-PART_FOR_SHORT_KEYS = "train"  # `algorithm.lr` means `algorithm.train.lr`
+OPTIMIZER = "train"  # the part that short keys belong to
 
 
 def resolve(name: str, choices: Mapping[str, Any], where: str, folder: Path) -> Any:
@@ -65,26 +68,132 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def build(make: Callable[..., Any], arguments: Mapping[str, Any], where: str, folder: Path, **given: Any) -> Any:
+def build(make: Callable[..., Any], table: Mapping[str, Any], where: str, folder: Path, **given: Any) -> Any:
     """Call `make` with checked arguments. `given` fills parameters that a config need not name, where they exist."""
-    signature = inspect.signature(make).parameters
-    hints = _hints(make)
-    keywords = {k for k, p in signature.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.values())
-    arguments = _short_keys(make, dict(arguments), keywords)
-    values = {key: value for key, value in given.items() if key in keywords}
-    for key, value in arguments.items():
-        if key not in keywords and not open_ended:
-            allowed = (keywords | _inner(make)) - set(given)
-            raise ConfigError(f"{where}.{key}: unknown key; {nearest(key, allowed)}")
-        values[key] = _value(value, hints.get(key), _default(make, key), f"{where}.{key}", folder)
-    missing = [k for k in keywords - set(values) if signature[k].default is inspect.Parameter.empty]
-    if missing:
-        raise ConfigError(f"{where}: {', '.join(sorted(missing))} must be given")
-    try:
-        return make(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    return Component(make, table, where, folder).build(**given)
+
+
+@dataclass(frozen=True)
+class Component:
+    """What makes an object, and the table of its arguments, which stands at `where` in a config in `folder`. What the
+    table leaves open is as in `like`, if there is one."""
+
+    make: Callable[..., Any]
+    table: Mapping[str, Any]
+    where: str
+    folder: Path
+    like: Any = None
+
+    def build(self, shared: Mapping[str, Any] = MappingProxyType({}), **given: Any) -> Any:
+        """The object. `shared` is for local optimisers, where the table leaves it open; `given` fills parameters that a
+        config need not name, where they exist."""
+        signature = inspect.signature(self.make).parameters
+        hints = _hints(self.make)
+        keywords = {k for k, p in signature.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.values())
+        values = {key: value for key, value in given.items() if key in keywords}
+        values |= {key: getattr(self.like, key) for key in keywords if self.like is not None}
+        table, _ = self._spelt_out(shared)
+        for key in table:
+            if key not in keywords and not open_ended:
+                raise ConfigError(f"{self.where}.{key}: {self._out_of_place(key, keywords - set(given))}")
+            values[key] = replace(self, table=table)._value(key, hints.get(key))
+        missing = [k for k in keywords - set(values) if signature[k].default is inspect.Parameter.empty]
+        if missing:
+            raise ConfigError(f"{self.where}: {', '.join(sorted(missing))} must be given")
+        try:
+            return self.make(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where}: {error}") from error
+
+    def _out_of_place(self, key: str, keywords: set[str]) -> str:
+        inner = {name for part in self._optimizers() for name in inspect.signature(part.make).parameters}
+        if key in inner:
+            return f"it has no effect, as the {key} of {OPTIMIZER!r} is given too"
+        return f"unknown key; {nearest(key, keywords | inner)}"
+
+    @property
+    def optimizer_settings(self) -> dict[str, Any]:
+        """What the table says of its local optimisers, as far as it says the same of all."""
+        tables = [part.table for part in self._optimizers()]
+        first: Mapping[str, Any] = tables[0] if tables else {}
+        return {k: v for k, v in first.items() if all(k in table and table[k] == v for table in tables)}
+
+    def _optimizers(self) -> Iterator[Component]:
+        """The local optimisers inside, with the keys that are written short."""
+        for key, part in replace(self, table=self._spelt_out({})[0])._parts():
+            yield from [part] if key == OPTIMIZER else part._optimizers()
+
+    def _spelt_out(self, above: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+        """The table with short keys, its own and those from above, moved to the local optimisers that leave them open;
+        and which from above found a place there."""
+        own = self.table.keys() - inspect.signature(self.make).parameters.keys()
+        short = {**above, **{key: self.table[key] for key in own}}
+        moved: dict[str, Any] = {}
+        placed: set[str] = set()
+        for key, part in self._parts():
+            if key == OPTIMIZER:
+                used = short.keys() & inspect.signature(part.make).parameters.keys() - part.table.keys()
+                inner = {**part.table, **{name: short[name] for name in used}}
+            else:
+                inner, used = part._spelt_out(short)
+            if used:
+                named = {k: v for k, v in _table(self.table.get(key, {}), part.where).items() if k == "name"}
+                moved[key], placed = {**named, **inner}, placed | used
+        left = {key: value for key, value in self.table.items() if key not in own & placed}
+        return {**left, **moved}, placed - own
+
+    def _parts(self) -> Iterator[tuple[str, Component]]:
+        """The arguments that are components: given, or the usual ones."""
+        for key, hint in _hints(self.make).items():
+            if _kinds(hint) and (key in self.table or self._usual(key) is not None):
+                yield key, self._part(key, hint)
+
+    def _usual(self, key: str) -> Any:
+        """What an argument is where the table does not say."""
+        if self.like is not None:
+            return getattr(self.like, key)
+        parameter = inspect.signature(self.make).parameters.get(key)
+        return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+    def _part(self, key: str, hint: Any) -> Component:
+        """An argument that is a component: the kind that it names, or else the usual one."""
+        where, kinds, usual = f"{self.where}.{key}", _kinds(hint), self._usual(key)
+        table = _table(self.table.get(key, {}), where)
+        name = table.pop("name", None)
+        if name is not None:
+            return Component(resolve(str(name), kinds, where, self.folder), table, where, self.folder)
+        if usual is not None:
+            return Component(type(usual), table, where, self.folder, usual if is_dataclass(usual) else None)
+        if len(kinds) == 1:
+            return Component(next(iter(kinds.values())), table, where, self.folder)
+        raise ConfigError(f"{where}.name must be given; {nearest('', kinds)}")
+
+    def _value(self, key: str, hint: Any) -> Any:
+        """An argument of the table, checked or built."""
+        where, value = f"{self.where}.{key}", self.table[key]
+        if kinds := _kinds(hint):
+            component = self._part(key, hint)
+            part = component.build()
+            if not isinstance(part, hint):
+                raise ConfigError(f"{where}: {component.make!r} makes no such part; {nearest('', kinds)}")
+            return part
+        if hint is None:
+            return value
+        try:
+            return TypeAdapter(hint).validate_python(value)
+        except PydanticUserError:  # a type pydantic knows nothing of
+            return value
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise ConfigError(f"{where}: {problem[0].lower()}{problem[1:]}, got {value!r}") from error
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    """A component's table; a bare name is one too."""
+    if not isinstance(value, str | Mapping):
+        raise ConfigError(f"{where}: a table or a name was expected, got {value!r}")
+    return {"name": value} if isinstance(value, str) else dict(value)
 
 
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:
@@ -94,50 +203,14 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _default(make: Callable[..., Any], key: str) -> Any:
-    default = inspect.signature(make).parameters[key].default if key in inspect.signature(make).parameters else None
-    return None if default is inspect.Parameter.empty else default
-
-
-def _short_keys(make: Callable[..., Any], arguments: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    inner = _inner(make)
-    short = {key: arguments.pop(key) for key in list(arguments) if key not in known and key in inner}
-    part = arguments.get(PART_FOR_SHORT_KEYS, {})
-    if short and isinstance(part, str | Mapping):
-        arguments[PART_FOR_SHORT_KEYS] = {**({"name": part} if isinstance(part, str) else part), **short}
-    return arguments
-
-
-def _inner(make: Any) -> set[str]:
-    """The keys of the part that short keys go to."""
-    parts = [f for f in fields(make) if f.name == PART_FOR_SHORT_KEYS] if is_dataclass(make) else []
-    return {f.name for part in parts if is_dataclass(part.default) for f in fields(part.default)}
-
-
 def _kinds(hint: Any) -> dict[str, type]:
     """The components that an annotation admits: the class itself, if concrete, and all its subclasses."""
+    if get_origin(hint) in (Union, UnionType):
+        parts = [_kinds(part) for part in get_args(hint) if part is not NoneType]
+        return {name: kind for part in parts for name, kind in part.items()} if all(parts) else {}
     if not inspect.isclass(hint) or not (is_dataclass(hint) or inspect.isabstract(hint)):
         return {}
     found = {} if inspect.isabstract(hint) else {hint.__name__: hint}
     for child in hint.__subclasses__():
         found |= _kinds(child)
     return found
-
-
-def _value(value: Any, hint: Any, default: Any, where: str, folder: Path) -> Any:
-    kinds = _kinds(hint)
-    if kinds:
-        table = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else None
-        if table is None:
-            raise ConfigError(f"{where}: a table or a name was expected, got {value!r}; {nearest('', kinds)}")
-        name = table.pop("name", type(default).__name__ if default is not None else next(iter(kinds)))
-        return build(resolve(name, kinds, where, folder), table, where, folder)
-    if hint is None:
-        return value
-    try:
-        return TypeAdapter(hint).validate_python(value)
-    except PydanticUserError:  # a type pydantic knows nothing of
-        return value
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        raise ConfigError(f"{where}: {problem[0].lower()}{problem[1:]}, got {value!r}") from error

@@ -14,18 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from consilience import algorithms
 from consilience.algorithms.base import Algorithm
+from consilience.algorithms.switch import Method, Switch
 from consilience.comparison import Setting
-from consilience.components import build, resolve
+from consilience.components import Component, build, resolve
 from consilience.data import DATASETS, Compose, Crop, Data, Dataset, Federation, Flip, load, partition
 from consilience.engines import Simulator
 from consilience.errors import ConfigError, nearest
 from consilience.models import MODELS
 from consilience.task import Classification, MultiLabel, Regression, Task
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
+ALGORITHMS: dict[str, type[Method]] = {
     name: kind
     for name, kind in vars(algorithms).items()
-    if inspect.isclass(kind) and issubclass(kind, Algorithm) and not inspect.isabstract(kind)
+    if inspect.isclass(kind) and issubclass(kind, Algorithm | Switch) and not inspect.isabstract(kind)
 }
 PARTITIONS = {
     name: make
@@ -101,30 +102,36 @@ class Loaded:
         table: dict[str, Any] = _everywhere(self.config.model_dump(exclude_none=True), self.folder)
         return table
 
-    def algorithm(self) -> Algorithm:
+    def algorithm(self) -> Method:
         """The method of the config."""
-        return self._method(self.config.algorithm.model_dump(), "algorithm")
+        return self._method(self._component(self.config.algorithm.model_dump(), "algorithm"), {})
 
-    def methods(self) -> dict[str, Algorithm]:
-        """The methods to compare; entries of the same name are told apart by a number. A bare name shares the
-        config's local optimiser, so that the budget is the same."""
-        found: dict[str, Algorithm] = {}
-        for i, entry in enumerate(self.config.compare.algorithms or [self.config.algorithm.name]):
+    def methods(self) -> dict[str, Method]:
+        """The methods to compare; entries of the same name are told apart by a number. A method shares what the config
+        says of the local optimiser, so that the budget is the same, unless its own table says otherwise."""
+        found: dict[str, Method] = {}
+        name, own = self.config.algorithm.name, self._component(self.config.algorithm.model_dump(), "algorithm")
+        shared, parameters = own.optimizer_settings, inspect.signature(own.make).parameters
+        rest = {key: value for key, value in own.table.items() if key in parameters or key not in shared}
+        for i, entry in enumerate(self.config.compare.algorithms or [name]):
             table = {"name": entry} if isinstance(entry, str) else dict(entry)
-            label = str(table.pop("label", table.get("name", "")))
-            kind = resolve(str(table.get("name", "")), ALGORITHMS, f"compare.algorithms[{i}].name", self.folder)
-            known = set(inspect.signature(kind).parameters)
-            inherited = self.config.algorithm.arguments if table["name"] == self.config.algorithm.name else {}
-            shared = {k: v for k, v in self.config.algorithm.arguments.items() if k in _TRAIN_KEYS and "train" in known}
-            method = self._method({**shared, **inherited, **table}, f"compare.algorithms[{i}]")
+            label = table.pop("label", None)
+            inherited = rest if table.get("name") == name else {}
+            component = self._component({**inherited, **table}, f"compare.algorithms[{i}]")
+            method = self._method(component, shared)
+            label = str(label or method.name)
             found[label if label not in found else f"{label}-{i}"] = method
         return found
 
-    def _method(self, table: dict[str, Any], where: str) -> Algorithm:
-        kind = resolve(str(table.pop("name")), ALGORITHMS, f"{where}.name", self.folder)
-        method = build(kind, table, where, self.folder)
-        if not isinstance(method, Algorithm):
-            raise ConfigError(f"{where}.name: {kind!r} is not an Algorithm")
+    def _component(self, table: dict[str, Any], where: str) -> Component:
+        kind = resolve(str(table.pop("name", "")), ALGORITHMS, f"{where}.name", self.folder)
+        first = {"first": _Method().name} if kind is Switch else {}
+        return Component(kind, {**first, **table}, where, self.folder)
+
+    def _method(self, component: Component, shared: Mapping[str, Any]) -> Method:
+        method = component.build(shared)
+        if not isinstance(method, Algorithm | Switch):
+            raise ConfigError(f"{component.where}.name: {component.make!r} is not an Algorithm")
         return method
 
     def engine(self) -> Simulator:
@@ -191,9 +198,6 @@ class Loaded:
             raise ConfigError(f"model.name: {c.model.name} must return a torch.nn.Module")
         options = {"noise": c.task.noise} if c.task.kind == "regression" else {}
         return TASKS[c.task.kind](module, augment=augment, **options)
-
-
-_TRAIN_KEYS = {"lr", "momentum", "epochs", "batch", "weight_decay", "train"}
 
 
 def _seed(arguments: Mapping[str, Any]) -> dict[str, Any]:
