@@ -126,6 +126,10 @@ class RunDirectory:
         """Whether a run lives here."""
         return (self.path / "run.json").exists()
 
+    def has_checkpoints(self) -> bool:
+        """Whether there is a checkpoint, be it damaged."""
+        return bool(self._newest_first())
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out; a kill frees the lock, and workers never have it."""
@@ -140,7 +144,7 @@ class RunDirectory:
     def create(self, facts: dict[str, Any]) -> None:
         """Begin a run, where none of its files would be written over."""
         found = [name for name in FILES if (self.path / name).exists()]
-        if found or self._newest_first():
+        if found or self.has_checkpoints():
             what = found[0] if found else "checkpoints"
             raise CheckpointError(f"{self.path} holds {what} but no run.json: choose another directory")
         try:
@@ -171,11 +175,12 @@ class RunDirectory:
 
     def save(self, round: int, saved: Saved, belief: Gaussian | Point) -> None:
         """A checkpoint after `round`, with the metrics so far safely on the disk; the newest two are kept. What the
-        server believes of the weights is written beside them, for those who want nothing else."""
+        server believes of the weights is written beside them, for those who want nothing else: first, so that a kill
+        before the checkpoint leaves a round that is run again, and a finished run is never without it."""
         with open(self.path / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())
-        write_atomically(self._checkpoints / f"round-{round:07d}.safetensors", pack(saved, round=str(round)))
         write_atomically(self.path / POSTERIOR, pack(belief, round=str(round)))
+        write_atomically(self._checkpoints / f"round-{round:07d}.safetensors", pack(saved, round=str(round)))
         for old in [*self._newest_first()[CHECKPOINTS:], *self._checkpoints.glob(".*.tmp")]:  # and a kill's leftovers
             old.unlink()
 

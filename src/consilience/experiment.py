@@ -139,6 +139,8 @@ def fit(
     old = _existing(directory, who, resume)
     facts = _facts(algorithm, stages[0], len(stages), rounds, cohort, seed, who)
     facts["plans"] = old["plans"] if old else facts["plans"]
+    begun = directory is not None and directory.has_checkpoints()
+    warmed = None if warm is None or begun else _warm(algorithm, RunDirectory(Path(warm)), who, rounds)
     loop = _Loop(
         engine, directory, facts, rounds, cohort, seed, test, evaluate_every, checkpoint_every, callbacks, progress,
         state_memory, debug,
@@ -149,10 +151,10 @@ def fit(
                 directory.create(facts)
             held.enter_context(directory.locked())
         found = None if directory is None else directory.latest()
-        if found is None and warm is not None:
-            found = _warm(algorithm, RunDirectory(Path(warm)), who, loop)
-        elif directory is not None:
+        if directory is not None:
             loop.history = directory.history(up_to=found[0] if found else 0)
+        if warmed is not None:
+            found = loop.begin(stages[0].algorithm, *warmed)
         return loop.go(stages, *(found or (0, None)))
 
 
@@ -223,21 +225,20 @@ def _existing(directory: RunDirectory | None, who: Any, resume: bool) -> dict[st
     return directory.facts()
 
 
-def _warm(method: Method, source: RunDirectory, who: Any, loop: _Loop) -> tuple[int, Saved]:
-    """The end of a run of a switch's first method, as the beginning of this one."""
+def _warm(method: Method, source: RunDirectory, who: Any, rounds: int) -> tuple[int, Saved, list[dict[str, Any]]]:
+    """The end of a run of a switch's first method and its history, checked before anything is written. Its clients'
+    states stay behind: the second method makes its own."""
     if not isinstance(method, Switch):
         raise ConfigError(f"warm is for a Switch: {method.name} has no first method")
+    if rounds <= method.at:
+        raise ConfigError(f"rounds is {rounds}, but the warm start has {method.at} already: nothing is left to do")
     source.must_match({**who, "algorithm": describe(method.first)})
     found = source.latest()
     if found is None or found[0] != method.at:
         at = "no round" if found is None else f"round {found[0]}"
         raise CheckpointError(f"{source.path} ends at {at}, but the switch is after round {method.at}")
-    loop.history = [line for line in source.history() if line["round"] <= method.at]
-    if loop.directory is not None:
-        for line in loop.history:
-            loop.directory.append(line)
-        loop.directory.save(*found, method.first.posterior(found[1].server))
-    return found
+    history = [line for line in source.history() if line["round"] <= method.at]
+    return method.at, replace(found[1], states=None), history
 
 
 def _facts(method: Method, stage: _Stage, stages: int, rounds: int, cohort: int, seed: int, who: Any) -> dict[str, Any]:
@@ -310,6 +311,15 @@ class _Loop:
     session: Session = field(init=False)
     info: Info | None = None  # what the present stage was started with; None in the first
 
+    def begin(self, algorithm: Algorithm, at: int, saved: Saved, history: list[dict[str, Any]]) -> tuple[int, Saved]:
+        """From a warm start, which becomes the first checkpoint."""
+        self.history = history
+        if self.directory is not None:
+            for line in history:
+                self.directory.append(line)
+            self.directory.save(at, saved, algorithm.posterior(saved.server))
+        return at, saved
+
     def go(self, stages: list[_Stage], done: int, saved: Saved | None) -> Run:
         """All stages that are not over, from what was saved."""
         if done > self.rounds:
@@ -332,6 +342,8 @@ class _Loop:
                 self._enter(stage.algorithm, before, saved)
                 self._rounds(number, done, stage.last)
             before, done, saved = self.run, stage.last, None
+            if done == self.rounds:  # a switch that lies ahead is made when the run goes on
+                break
         if self.test is not None and self.directory is not None:
             final = json.dumps((self.latest or self.run.evaluate(self.test)).to_json(), indent=1)
             write_atomically(self.directory.path / "evaluation.json", final)
@@ -359,7 +371,7 @@ class _Loop:
         in_files = isinstance(saved, Tensor)
         if saved is not None and in_files != isinstance(states, OnDisk):
             place = "files" if in_files else "memory"
-            where = "the warm start" if self.directory is None else self.directory.path
+            where = "the run" if self.directory is None else self.directory.path
             raise CheckpointError(f"{where} keeps the clients' states in {place}: give state_memory as before")
         states.restore(saved)
 
@@ -394,7 +406,7 @@ class _Loop:
                 for callback in self.callbacks:
                     callback(self.run, line)
                 stopping = stop.is_set() and number < self.rounds
-                if number % self.checkpoint_every == 0 or number == self.rounds or stopping:
+                if number % self.checkpoint_every == 0 or number == last or stopping:
                     self._save(number)
                 if stopping:
                     where = "it was not kept, as no directory was given" if self.directory is None else "resume it"

@@ -1,4 +1,4 @@
-"""Clients' states between rounds: on the host, never on the device; only a round's clients travel there."""
+"""Clients' states between rounds: on the device while they take little of it, else on the host, else in files."""
 
 from __future__ import annotations
 
