@@ -248,6 +248,7 @@ def test_a_run_prints_its_scores_and_is_a_directory(consilience: Command, tmp_pa
         "config.toml",
         "evaluation.json",
         "metrics.jsonl",
+        "posterior.safetensors",
         "report.html",
         "run.json",
     }

@@ -19,6 +19,7 @@ from consilience.errors import ConsilienceError
 from consilience.report import text, write_report
 
 HOSTILE = "<script>alert('x')</script>"
+FEDEP = {"name": "FedEP", "infer": {"name": "Identity", "scale": 0.05}, "damping": None}
 AWKWARD = ['font-family: "x', 'x d="1.2345"', "$x_{", "東京"]
 
 
@@ -48,7 +49,14 @@ def evaluation(seed: int = 0, marginal: bool = True, names: list[str] | None = N
     return {"point": scored, "marginal": scored if marginal else None, "clients": clients}
 
 
-def make_run(directory: Path, clients: int = 5, classes: int = 3, rounds: int = 4, **federation: Any) -> Path:
+def make_run(
+    directory: Path,
+    clients: int = 5,
+    classes: int = 3,
+    rounds: int = 4,
+    algorithm: dict[str, Any] | None = None,
+    **federation: Any,
+) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     counts = [[(3 * k + 5 * c) % 11 + 1 for c in range(classes)] for k in range(clients)]
     fed = {
@@ -63,7 +71,8 @@ def make_run(directory: Path, clients: int = 5, classes: int = 3, rounds: int = 
         "label_counts": counts,
     }
     config = {
-        "algorithm": {"name": "FedEP", "infer": {"name": "Identity", "scale": 0.05}, "damping": None},
+        "algorithm": algorithm or FEDEP,
+        "method": "FedEP(I)",
         "task": {"kind": "classification", "parameters": 159010, "module": "Linear(in_features=3)"},
         "federation": fed | federation,
         "rounds": rounds,
@@ -166,7 +175,7 @@ def test_a_run_shows_all_its_sections(tmp_path: Path) -> None:
         "Configuration",
     ]
     for shown in (
-        "<h1>FedEP on mnist</h1>",
+        "<h1>FedEP(I) on mnist</h1>",
         "FedEP(infer=Identity(scale=0.05), damping=None)",
         "159,010 parameters",
         "4 MB down, 8 MB up",
@@ -177,6 +186,31 @@ def test_a_run_shows_all_its_sections(tmp_path: Path) -> None:
         "Posterior average",
     ):
         assert shown in page, shown
+
+
+def shown_facts(page: str) -> dict[str, str]:
+    return dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page))
+
+
+@pytest.mark.parametrize(("at", "after"), [(1, "1 round"), (3, "3 rounds")])
+def test_a_switch_is_titled_by_both_methods_and_marked_in_the_curves(tmp_path: Path, at: int, after: str) -> None:
+    switch = {"name": "Switch", "first": {"name": "FedAvg", "server": {"name": "Adam"}}, "then": FEDEP, "at": at}
+    page = report(make_run(tmp_path, algorithm=switch))
+    check_page(page)
+    assert f"<h1>FedEP(I) after {after} of FedAvg on mnist</h1>" in page
+    facts = shown_facts(page)
+    assert facts[f"To round {at}"] == "FedAvg(server=Adam())"
+    assert facts[f"From round {at + 1}"] == "FedEP(infer=Identity(scale=0.05), damping=None)"
+    assert "Algorithm" not in facts
+    assert "The dotted line is the end of FedAvg." in page
+
+
+def test_before_its_switch_a_run_is_one_of_the_first_method(tmp_path: Path) -> None:
+    switch = {"name": "Switch", "first": {"name": "FedAvg"}, "then": FEDEP, "at": 4}
+    page = report(make_run(tmp_path, algorithm=switch))
+    assert "<h1>FedAvg on mnist</h1>" in page
+    assert shown_facts(page)["Algorithm"].startswith("Switch(first=FedAvg(), then=FedEP(")
+    assert "dotted line" not in page
 
 
 def test_a_run_that_has_barely_begun_lacks_what_is_not_there(tmp_path: Path) -> None:

@@ -70,17 +70,20 @@ class Line:
     high: Sequence[float] | None = None
 
 
-def curves(title: str, lines: Sequence[Line], unit: str | None = None) -> str:
-    """Curves over rounds; on a log axis where an early peak would flatten all that follows."""
+def curves(title: str, lines: Sequence[Line], unit: str | None = None, mark: float | None = None) -> str:
+    """Curves over rounds; on a log axis where an early peak would flatten all that follows. `mark` is a round of
+    special interest."""
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
         for line in lines:
             dash = (0, (3, 2)) if line.dashed else "-" if line.colour < len(SERIES) else (0, (1, 1))
-            mark: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.x) <= 12 else {}
-            axes.plot(line.x, line.y, color=_series(line.colour), linestyle=dash, **mark)
+            dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.x) <= 12 else {}
+            axes.plot(line.x, line.y, color=_series(line.colour), linestyle=dash, **dots)
             if line.low is not None and line.high is not None:
                 axes.fill_between(line.x, line.low, line.high, color=_series(line.colour), alpha=0.16, lw=0)
+        if mark is not None:
+            axes.axvline(mark, color=MUTED, linestyle=(0, (1, 2)), linewidth=1.2)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel("round")
         axes.margins(x=0.02)

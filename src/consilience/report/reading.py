@@ -34,9 +34,19 @@ class RunFiles:
         return self.config.get(name) or {}
 
     @property
-    def algorithm(self) -> str:
-        """The algorithm's name."""
-        return str(self.part("algorithm").get("name", "run"))
+    def method(self) -> str:
+        """What was run, as a title says it."""
+        name, algorithm = str(self.config.get("method", "run")), self.part("algorithm")
+        if algorithm.get("name") != "Switch":
+            return name
+        first = str(algorithm["first"]["name"])
+        return f"{name} after {text.plural(self.switch['at'], 'round')} of {first}" if self.switch else first
+
+    @property
+    def switch(self) -> dict[str, Any]:
+        """The description of a switch between methods; empty where the planned rounds have none."""
+        found = self.part("algorithm")
+        return found if found.get("name") == "Switch" and found["at"] < self.config["rounds"] else {}
 
     def curve(self, metric: str, kind: str = "point") -> tuple[list[int], list[float]]:
         """A metric by round: the training loss, or an evaluation of the point model or posterior average."""

@@ -34,7 +34,7 @@ def run_page(directory: Path) -> Page:
         communication_section(run),
         Section("Configuration", folded=config_blocks(run)),
     ]
-    scores, title = tiles(run), f"{run.algorithm} on {data}"
+    scores, title = tiles(run), f"{run.method} on {data}"
     averaged = any(tile.note for tile in scores)
     caption = "On the test data: large, averaged over the posterior; small, the point model." if averaged else ""
     return Page("Federated run", title, lead(run), scores, caption, sections, footer(run))
@@ -79,7 +79,7 @@ def facts(run: RunFiles) -> list[tuple[str, str]]:
     down, up = (sum(line.get(key) or 0 for line in run.rounds) for key in ("bytes_down", "bytes_up"))
     between = f"{min(sizes):,} to {max(sizes):,} examples, median {statistics.median(sizes):,.0f}" if sizes else ""
     rows = [
-        ("Algorithm", text.call(run.part("algorithm")) if run.part("algorithm") else ""),
+        *algorithm_facts(run),
         (
             "Task",
             f"{task.get('kind', '')}, {text.plural(task.get('parameters') or 0, 'parameter')}" if task else "",
@@ -95,6 +95,17 @@ def facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Traffic", f"{text.data_size(down)} down, {text.data_size(up)} up" if down or up else ""),
     ]
     return [(label, value) for label, value in rows if value]
+
+
+def algorithm_facts(run: RunFiles) -> list[tuple[str, str]]:
+    """The algorithm with its settings; of a switch, both."""
+    if run.switch:
+        at = run.switch["at"]
+        return [
+            (f"To round {at:,}", text.call(run.switch["first"])),
+            (f"From round {at + 1:,}", text.call(run.switch["then"])),
+        ]
+    return [("Algorithm", text.call(run.part("algorithm")) if run.part("algorithm") else "")]
 
 
 def label_section(run: RunFiles) -> Section:
@@ -138,9 +149,11 @@ def curve_section(run: RunFiles) -> Section:
                 lines.append(figures.Line(x, y, colour, dashed=kind == "marginal"))
                 kinds.add(kind)
         if lines:
-            plots.append(Plot(figures.curves(text.long(metric), lines), curve_caption(metric)))
+            svg = figures.curves(text.long(metric), lines, mark=run.switch.get("at"))
+            plots.append(Plot(svg, curve_caption(metric)))
     both = [Key(KINDS["point"], "s0"), Key(KINDS["marginal"], "s1", "dashed")]
-    return Section("Learning curves", legend=both if len(kinds) > 1 else [], plots=plots)
+    about = f"The dotted line is the end of {run.switch['first']['name']}." if run.switch else ""
+    return Section("Learning curves", about, legend=both if len(kinds) > 1 else [], plots=plots)
 
 
 def curve_caption(metric: str) -> str:
