@@ -41,13 +41,14 @@ class Newton(Tilted):
         return Gaussian(eta, torch.zeros_like(eta if self.diagonal else eta.unsqueeze(-1) * eta.unsqueeze(-2)))
 
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
-        """Steps until no coordinate of any client moves by more than the tolerance."""
-        theta = start.expand(len(cohort), -1)
+        """Steps until no coordinate of any client moves by more than the tolerance, or than rounding may move it."""
+        theta, rounding = start.expand(len(cohort), -1), 64 * torch.finfo(start.dtype).eps
         for _ in range(self.steps):
             likelihood = self._expand(task, theta, cohort)
             tilted = likelihood * cavity
             before, theta = theta, tilted.mean
-            if bool(((theta - before).abs() <= self.tolerance).all()):
+            near = self.tolerance + rounding * theta.abs().amax(-1, keepdim=True)
+            if bool(((theta - before).abs() <= near).all()):
                 break
         return Gaussian.of(theta, 1 / tilted.var) if self.diagonal else tilted
 
