@@ -61,6 +61,10 @@ class Counting(cs.Algorithm):
         return cs.Point(server.theta)
 
 
+class FedAvg(cs.FedAvg):
+    """The user's own of the same name."""
+
+
 class Net(nn.Module):
     def __init__(self, inputs, outputs, width: int = 4):
         super().__init__()
@@ -154,6 +158,96 @@ def test_the_short_key_is_the_long_key(config: Any) -> None:
     assert short == long == mixed == named == cs.FedAvg(cs.SGD(lr=0.3, batch=7))
 
 
+LOCAL = cs.SGD(lr=0.3, epochs=4, batch=7)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ({"name": "FedEP"}, cs.FedEP(cs.Identity(LOCAL))),
+        ({"name": "FedSEP"}, cs.FedSEP(cs.Identity(LOCAL))),
+        ({"name": "ADF", "damping": 0.5}, cs.ADF(cs.Identity(LOCAL), damping=0.5)),
+        ({"name": "FedPADiagonal", "infer": "MCMC"}, cs.FedPADiagonal(cs.MCMC(LOCAL))),
+        ({"name": "FedEP", "infer": {"scale": 2.0}}, cs.FedEP(cs.Identity(LOCAL, scale=2.0))),
+        ({"name": "FedEP", "infer": "Laplace"}, cs.FedEP(cs.Laplace(LOCAL))),
+        (
+            {"name": "FedEP", "infer": {"name": "Laplace", "kappa": 1.0, "epochs": 2}},
+            cs.FedEP(cs.Laplace(LOCAL, kappa=1.0, epochs=2)),
+        ),
+        (
+            {"name": "FedEP", "infer": {"name": "NGVI", "train": {"momentum": 0.5}}},
+            cs.FedEP(cs.NGVI(cs.SGD(lr=0.3, epochs=4, batch=7, momentum=0.5))),
+        ),
+        (
+            {"name": "FedEP", "infer": {"name": "MCMC", "train": "SGLD"}, "temperature": 0.5},
+            cs.FedEP(cs.MCMC(cs.SGLD(lr=0.3, epochs=4, batch=7, temperature=0.5))),
+        ),
+    ],
+)
+def test_where_it_is_the_inference_that_trains_short_keys_go_there(config: Any, algorithm: Any, expected: Any) -> None:
+    assert config(algorithm={**algorithm, "lr": 0.3, "epochs": 4, "batch": 7}).algorithm() == expected
+
+
+def test_the_inferences_own_keys_are_not_the_local_optimizers(config: Any) -> None:
+    infer = {"name": "Laplace", "epochs": 2, "lr": 0.3}
+    assert config(algorithm={"name": "FedEP", "infer": infer}).algorithm() == cs.FedEP(
+        cs.Laplace(cs.SGD(lr=0.3), epochs=2)
+    )
+
+
+def test_a_part_without_a_name_is_the_usual_one_with_some_settings_changed(config: Any) -> None:
+    assert config(algorithm={"name": "FedPA", "lr": 0.3}).algorithm() == cs.FedPA(cs.SGD(lr=0.3, epochs=5))
+    assert config(algorithm={"name": "FedPA", "train": {"name": "SGD", "lr": 0.3}}).algorithm().train.epochs == 1
+    fedsgd = config(algorithm={"name": "FedSGD", "server": {"momentum": 0.5}}).algorithm()
+    assert fedsgd == cs.FedSGD(cs.Momentum(lr=0.1, momentum=0.5))
+
+
+def test_a_part_that_may_be_left_out_is_chosen_like_any_other(config: Any) -> None:
+    algorithm = config(
+        algorithm={"name": "FedEP", "server": "Adam", "site": {"name": "AdaGrad", "lr": 0.2}}
+    ).algorithm()
+    assert algorithm == cs.FedEP(server=cs.Adam(), site=cs.AdaGrad(lr=0.2))
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"then": "FedEP"}, cs.Switch(cs.FedAvg(), cs.FedEP(), 5)),
+        ({"first": "FedProx", "then": "FedAvg"}, cs.Switch(cs.FedProx(), cs.FedAvg(), 5)),
+        (
+            {"first": {"name": "FedAvg", "lr": 0.3, "server": "Adam"}, "then": {"name": "FedEP", "lr": 0.1}},
+            cs.Switch(cs.FedAvg(cs.SGD(lr=0.3), server=cs.Adam()), cs.FedEP(cs.Identity(cs.SGD(lr=0.1))), 5),
+        ),
+        (
+            {"then": {"name": "FedEP", "infer": {"name": "Laplace", "kappa": 1.0, "lr": 0.1}}},
+            cs.Switch(cs.FedAvg(), cs.FedEP(cs.Laplace(cs.SGD(lr=0.1), kappa=1.0)), 5),
+        ),
+        (
+            {"then": {"name": "FedEP", "lr": 0.1}, "lr": 0.3, "batch": 7},
+            cs.Switch(cs.FedAvg(cs.SGD(lr=0.3, batch=7)), cs.FedEP(cs.Identity(cs.SGD(lr=0.1, batch=7))), 5),
+        ),
+        (
+            {"then": {"name": "FedEP", "infer": "Newton"}, "lr": 0.3},
+            cs.Switch(cs.FedAvg(cs.SGD(lr=0.3)), cs.FedEP(cs.Newton()), 5),
+        ),
+    ],
+)
+def test_a_switch_has_two_methods_and_short_keys_are_for_both(config: Any, table: Any, expected: Any) -> None:
+    assert config(algorithm={"name": "Switch", "at": 5, **table}).algorithm() == expected
+
+
+def test_a_users_class_takes_no_name_from_the_librarys(config: Any) -> None:
+    own = config(algorithm={"name": "Switch", "at": 5, "then": "own.py:FedAvg"}).algorithm().then
+    usual = config(algorithm={"name": "Switch", "at": 5, "then": "FedAvg"}).algorithm().then
+    assert type(usual) is cs.FedAvg is not type(own)
+
+
+def test_a_method_of_a_switch_may_be_the_users_own(config: Any) -> None:
+    own = {"name": "own.py:Counting", "start_at": 3, "lr": 0.3}
+    switch = config(algorithm={"name": "Switch", "at": 5, "then": own}).algorithm()
+    assert (switch.then.start_at, switch.then.train) == (3, cs.SGD(lr=0.3))
+
+
 @pytest.mark.parametrize(
     ("server", "expected"),
     [
@@ -217,6 +311,64 @@ def test_compared_methods_share_the_local_optimizer_unless_they_say_otherwise(co
         "FedProx-2": cs.FedProx(cs.SGD(lr=0.1), mu=1.0),
         "FedSGD": cs.FedSGD(),
     }
+
+
+def test_the_optimizer_is_shared_wherever_a_method_has_it_and_a_method_is_called_as_in_tables(config: Any) -> None:
+    laplace = {"name": "FedEP", "infer": {"name": "Laplace", "train": {"lr": 0.1}}}
+    methods = config(
+        algorithm={"name": "FedAvg", "lr": 0.3, "train": {"batch": 7}},
+        compare={"algorithms": ["FedEP", laplace, {"name": "FedEP", "infer": "Newton"}, "FedSGD", "own.py:Counting"]},
+    ).methods()
+    local = cs.SGD(lr=0.3, batch=7)
+    assert methods.pop("Counting").train == local
+    assert methods == {
+        "FedEP(I)": cs.FedEP(cs.Identity(local)),
+        "FedEP(L)": cs.FedEP(cs.Laplace(cs.SGD(lr=0.1, batch=7))),
+        "FedEP(N)": cs.FedEP(cs.Newton()),
+        "FedSGD": cs.FedSGD(),
+    }
+
+
+@pytest.mark.parametrize("infer", [{"lr": 0.3}, {"train": {"lr": 0.3}}, {"name": "Laplace", "lr": 0.3}])
+def test_an_optimizer_inside_an_inference_is_shared_too(config: Any, infer: Any) -> None:
+    loaded = config(algorithm={"name": "FedEP", "infer": infer}, compare={"algorithms": ["FedProx", "FedEP"]})
+    assert list(loaded.methods().values()) == [cs.FedProx(cs.SGD(lr=0.3)), loaded.algorithm()]
+
+
+def test_a_method_that_is_the_configs_own_inherits_the_rest_too(config: Any) -> None:
+    entries = [{"name": "FedEP", "infer": "Laplace"}, {"name": "FedEP", "infer": {"train": {"lr": 0.1}}}]
+    methods = config(algorithm={"name": "FedEP", "lr": 0.3, "damping": 0.5}, compare={"algorithms": entries}).methods()
+    assert methods == {
+        "FedEP(L)": cs.FedEP(cs.Laplace(cs.SGD(lr=0.3)), damping=0.5),
+        "FedEP(I)": cs.FedEP(cs.Identity(cs.SGD(lr=0.1)), damping=0.5),
+    }
+
+
+def test_switches_are_compared_like_any_method(config: Any) -> None:
+    entries = [
+        "FedEP",
+        {"label": "warm", "name": "Switch", "at": 5, "then": "FedEP"},
+        {
+            "name": "Switch",
+            "at": 6,
+            "first": {"name": "FedAvg", "lr": 0.1},
+            "then": {"name": "FedEP", "infer": "Laplace"},
+        },
+    ]
+    assert config(algorithm={"name": "FedAvg", "lr": 0.3}, compare={"algorithms": entries}).methods() == {
+        "FedEP(I)": cs.FedEP(cs.Identity(cs.SGD(lr=0.3))),
+        "warm": cs.Switch(cs.FedAvg(cs.SGD(lr=0.3)), cs.FedEP(cs.Identity(cs.SGD(lr=0.3))), 5),
+        "FedEP(L)": cs.Switch(cs.FedAvg(cs.SGD(lr=0.1)), cs.FedEP(cs.Laplace(cs.SGD(lr=0.3))), 6),
+    }  # fmt: skip
+
+
+def test_of_a_switch_what_is_the_same_in_both_methods_is_shared(config: Any) -> None:
+    switch = {"name": "Switch", "at": 5, "batch": 7, "first": {"name": "FedAvg", "lr": 0.3}, "then": "FedEP"}
+    loaded = config(algorithm=switch, compare={"algorithms": ["Switch", {"name": "Switch", "at": 6}, "FedProx"]})
+    same, later, fedprox = loaded.methods().values()
+    assert same == loaded.algorithm() == cs.Switch(later.first, later.then, 5)
+    assert later.at == 6
+    assert fedprox == cs.FedProx(cs.SGD(batch=7))
 
 
 def test_a_method_may_have_a_label(config: Any) -> None:
@@ -296,6 +448,11 @@ OWN_MISTAKES = {
     "no data": ({"data": {"name": "own.py:fixed"}}, "own.py:fixed must return consilience.Data(train, test)"),
     "no federation": ({"partition": {"name": "own.py:fixed"}}, "own.py:fixed must return a consilience.Federation"),
     "no algorithm": ({"algorithm": {"name": "own.py:fixed"}}, "algorithm.name: ", "is not an Algorithm"),
+    "no algorithm to switch to": (
+        {"algorithm": {"name": "Switch", "at": 3, "then": "own.py:fixed"}},
+        "algorithm.then: ",
+        "makes no such part; allowed: ADF, FedAvg",
+    ),
     "unknown argument": (
         {"model": {"name": "own.py:Net", "widht": 3}},
         "model.widht: unknown key; did you mean 'w",
@@ -335,6 +492,22 @@ UNKNOWN = {
     "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: SGD"],
     "algorithm.server=Adamm": ["algorithm.server: unknown name 'Adamm'", "did you mean 'Adam'?"],
     'algorithm.server={name="Adam", rate=1}': ["algorithm.server.rate: unknown key", "beta1"],
+    'algorithm={name="FedEP", lrr=1}': ["algorithm.lrr: unknown key", "did you mean 'lr'?", "damping", "momentum"],
+    'algorithm={name="FedEP", infer="Laplac", lr=1}': ["algorithm.infer: unknown name 'Laplac'", "'Laplace'?"],
+    'algorithm={name="FedEP", infer={scal=1}}': ["algorithm.infer.scal: unknown key", "'scale'?"],
+    'algorithm={name="FedEP", infer={train={lrr=1}}}': ["algorithm.infer.train.lrr: unknown key", "'lr'?"],
+    'algorithm={name="FedEP", infer="Newton", lr=1}': ["algorithm.lr: unknown key; allowed: clip, damping, infer"],
+    'algorithm={name="FedEP", infer={name="Newton", lr=1}}': ["algorithm.infer.lr: unknown key", "tolerance"],
+    'algorithm={name="FedEP", infer={name="MCMC", train="SGLD"}, momentum=0.5}': [
+        "algorithm.momentum: unknown key", "temperature"],
+    'algorithm={name="FedEP", site={lr=1}}': ["algorithm.site.name must be given; allowed: AdaGrad, Adam, Momentum"],
+    'algorithm={name="Switch", at=3, then="FedEPP"}': ["algorithm.then: unknown name 'FedEPP'", "'FedEP'?"],
+    'algorithm={name="Switch", at=3, then={lr=1}}': ["algorithm.then.name must be given; allowed: ADF, FedAvg"],
+    'algorithm={name="Switch", at=3, then="Switch"}': ["algorithm.then: unknown name 'Switch'", "FedEP"],
+    'algorithm={name="Switch", at=3, then={name="FedEP", lrr=1}}': ["algorithm.then.lrr: unknown key", "'lr'?"],
+    'algorithm={name="Switch", at=3, then={name="FedEP", infer={name="Laplace", kapa=1}}, lr=1}': [
+        "algorithm.then.infer.kapa: unknown key", "'kappa'?"],
+    'algorithm={name="Switch", att=3, then="FedEP"}': ["algorithm.att: unknown key", "did you mean 'at'?", "first"],
     "data.name=heart": ["data.name: unknown name 'heart'", "did you mean 'heart-disease'?", "mnist"],
     "data.rot=x": ["data.rot: unknown key", "did you mean 'root'?"],
     "partition.name=dirichle": ["partition.name: unknown name 'dirichle'", "did you mean 'dirichlet'?"],
@@ -351,6 +524,8 @@ UNKNOWN = {
     'compare.algorithms=["FedAvg", "FedPox"]': ["compare.algorithms[1].name: unknown name 'FedPox'", "'FedProx'?"],
     'compare.algorithms=[{mu=1}]': ["compare.algorithms[0].name: unknown name ''", "FedAvg"],
     'compare.algorithms=[{name="FedProx", my=1}]': ["compare.algorithms[0].my: unknown key", "'mu'?"],
+    'compare.algorithms=[{name="Switch", at=2, then={name="FedEP", lrr=1}}]': [
+        "compare.algorithms[0].then.lrr: unknown key", "'lr'?"],
 }  # fmt: skip
 
 WRONG = {
@@ -372,10 +547,21 @@ WRONG = {
     "algorithm.train=5": "algorithm.train: a table or a name was expected, got 5",
     "algorithm.server=5": "algorithm.server: a table or a name was expected, got 5",
     "algorithm.server.lr=0": "algorithm.server: lr must be positive",
+    'algorithm={name="FedEP", lr="fast"}': "algorithm.infer.train.lr: input should be a valid number",
+    'algorithm={name="FedEP", lr=-1}': "algorithm.infer.train: lr must be at least 0, got -1",
+    'algorithm={name="FedEP", infer=5, lr=1}': "algorithm.infer: a table or a name was expected, got 5",
+    'algorithm={name="FedAvg", lr=1, train={lr=2}}': "algorithm.lr: it has no effect, as the lr of 'train' is given",
+    'algorithm={name="FedEP", lr=1, infer={lr=2}}': "algorithm.lr: it has no effect, as the lr of 'train' is given too",
+    'algorithm={name="Switch", at=0, then="FedEP"}': "algorithm: at is the last round of the first method",
+    'algorithm={name="Switch", at="x", then="FedEP"}': "algorithm.at: input should be a valid integer",
+    'algorithm={name="Switch", at=3, then=4}': "algorithm.then: a table or a name was expected, got 4",
+    'algorithm={name="Switch", at=3, then={name="FedEP", lr=-1}}': "algorithm.then.infer.train: lr must be at least 0",
+    'algorithm={name="Switch", at=3, then={name="FedEP", lr=1}, first={name="FedAvg", lr=2}, lr=3}':
+        "algorithm.lr: it has no effect",
     "model.name=cnn": "model: cnn needs images [channels, height, width], got examples of shape (29,)",
     "engine.chunk=0": "engine: chunk must be at least 1, got 0",
     "engine.workers=many": "engine.workers: input should be a valid integer",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("override", UNKNOWN)
@@ -400,6 +586,7 @@ def test_a_wrong_value_is_named_with_its_key(config: Any, override: str) -> None
         ({"run": None}, "run must be given"),
         ({"data": {}}, "data.name must be given"),
         ({"partition": {"name": "dirichlet", "alpha": 0.1}}, "partition: clients must be given"),
+        ({"algorithm": {"name": "Switch"}}, "algorithm: at, then must be given"),
     ],
 )
 def test_what_is_missing_is_named(config: Any, sections: Any, sentence: str) -> None:

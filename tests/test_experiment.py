@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import consilience as cs
+from consilience import checkpoint
 from consilience.checkpoint import RunDirectory
 from consilience.comparison import Setting, compare
 from consilience.errors import CheckpointError, ConfigError, DataError, RecordError
@@ -48,6 +49,20 @@ def assert_same_run(a: cs.Run, b: cs.Run) -> None:
     assert_same(a.server, b.server)
     assert_same(a.states.gather(ids), b.states.gather(ids))
     assert timeless(a.history) == timeless(b.history)
+
+
+class Power(Exception):  # noqa: N818
+    """Goes off."""
+
+
+def cut(at: int) -> Any:
+    """A callback that ends the run without a word after round `at`, before that round's checkpoint."""
+
+    def callback(run: cs.Run, line: dict[str, Any]) -> None:
+        if line["round"] == at:
+            raise Power
+
+    return callback
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -266,6 +281,73 @@ def test_a_posterior_is_scored_both_at_its_mean_and_averaged() -> None:
     assert not torch.equal(run.predict(x, samples=5), run.predict(x))
 
 
+# The posterior as a file
+
+
+POSTERIORS = {
+    "a point": (cs.FedAvg(TRAIN), cs.Point),
+    "one precision": (cs.FedEP(cs.Identity(TRAIN)), cs.Gaussian),
+    "a diagonal": (cs.FedEP(cs.Laplace(TRAIN)), cs.Gaussian),
+    "full": (cs.FedEP(cs.Newton(), prior=1.0), cs.Gaussian),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # forward-mode derivatives' own
+@pytest.mark.parametrize("what", POSTERIORS)
+def test_a_posterior_is_loaded_from_the_run_and_from_a_copy_of_its_file(tmp_path: Path, what: str) -> None:
+    task, federation = linear()
+    algorithm, kind = POSTERIORS[what]
+    run = fit(algorithm, task, federation, out=tmp_path / "run", checkpoint_every=3)
+    (tmp_path / "copy").write_bytes((tmp_path / "run" / "posterior.safetensors").read_bytes())
+    for path in (tmp_path / "run", str(tmp_path / "run"), tmp_path / "copy"):
+        belief = cs.load_posterior(path)
+        assert type(belief) is kind
+        assert_same(belief, run.posterior)
+
+
+def test_the_posterior_in_the_directory_is_the_last_checkpoints(tmp_path: Path) -> None:
+    task, federation = linear()
+    with pytest.raises(Power):
+        fit(cs.FedAvg(TRAIN), task, federation, rounds=9, checkpoint_every=2, out=tmp_path / "run", callbacks=[cut(5)])
+    assert_same(cs.load_posterior(tmp_path / "run"), fit(cs.FedAvg(TRAIN), task, federation, rounds=4).posterior)
+
+
+def test_a_run_that_was_cut_between_its_last_posterior_and_checkpoint_is_whole_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, federation = linear()
+    write = checkpoint.write_atomically
+
+    def one_file_and_no_more(path: Path, data: bytes | str) -> None:
+        write(path, data)
+        if "safetensors" in path.name:
+            raise Power
+
+    monkeypatch.setattr(checkpoint, "write_atomically", one_file_and_no_more)
+    with pytest.raises(Power):
+        fit(cs.FedAvg(TRAIN), task, federation, rounds=3, checkpoint_every=3, out=tmp_path / "run")
+    monkeypatch.undo()
+    run = fit(cs.FedAvg(TRAIN), task, federation, rounds=3, out=tmp_path / "run", resume=True)
+    assert_same(cs.load_posterior(tmp_path / "run"), run.posterior)
+
+
+def test_what_is_no_posterior_gets_a_sentence(tmp_path: Path) -> None:
+    task, federation = linear()
+    fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path)
+    file = tmp_path / "posterior.safetensors"
+    with pytest.raises(CheckpointError, match="holds no posterior, but a Saved"):
+        cs.load_posterior(checkpoints(tmp_path)[0])
+    with pytest.raises(CheckpointError, match=r"run\.json holds no posterior: these bytes hold no record"):
+        cs.load_posterior(tmp_path / "run.json")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"posterior\.safetensors holds no posterior: a damaged record"):
+        cs.load_posterior(tmp_path)
+    file.unlink()
+    for place in (tmp_path, file, tmp_path / "elsewhere"):
+        with pytest.raises(CheckpointError, match=r"there is no posterior at .*: No such file or directory"):
+            cs.load_posterior(place)
+
+
 # Wrong input
 
 
@@ -330,7 +412,9 @@ def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(tmp_p
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "report.html", "checkpoints/round-1.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["config.toml", "metrics.jsonl", "posterior.safetensors", "checkpoints/round-1.safetensors"]
+)
 def test_a_directory_with_somebody_elses_files_is_refused_and_they_are_kept(tmp_path: Path, name: str) -> None:
     task, federation = linear()
     (tmp_path / "checkpoints").mkdir()
@@ -350,20 +434,6 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
 
 
 # Resuming
-
-
-class Power(Exception):  # noqa: N818
-    """Goes off."""
-
-
-def cut(at: int) -> Any:
-    """A callback that ends the run without a word after round `at`, before that round's checkpoint."""
-
-    def callback(run: cs.Run, line: dict[str, Any]) -> None:
-        if line["round"] == at:
-            raise Power
-
-    return callback
 
 
 RUNS = {

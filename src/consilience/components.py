@@ -94,10 +94,10 @@ class Component:
         values = {key: value for key, value in given.items() if key in keywords}
         values |= {key: getattr(self.like, key) for key in keywords if self.like is not None}
         table, _ = self._spelt_out(shared)
-        for key in table:
-            if key not in keywords and not open_ended:
+        for key in () if open_ended else table:
+            if key not in keywords:
                 raise ConfigError(f"{self.where}.{key}: {self._out_of_place(key, keywords - set(given))}")
-            values[key] = replace(self, table=table)._value(key, hints.get(key))
+        values |= {key: replace(self, table=table)._value(key, hints.get(key)) for key in table}
         missing = [k for k in keywords - set(values) if signature[k].default is inspect.Parameter.empty]
         if missing:
             raise ConfigError(f"{self.where}: {', '.join(sorted(missing))} must be given")
@@ -204,13 +204,16 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _kinds(hint: Any) -> dict[str, type]:
-    """The components that an annotation admits: the class itself, if concrete, and all its subclasses."""
+    """The components that an annotation admits: the class itself, if concrete, and its subclasses in the same package:
+    those of others have no short name, lest they take another's."""
     if get_origin(hint) in (Union, UnionType):
         parts = [_kinds(part) for part in get_args(hint) if part is not NoneType]
         return {name: kind for part in parts for name, kind in part.items()} if all(parts) else {}
     if not inspect.isclass(hint) or not (is_dataclass(hint) or inspect.isabstract(hint)):
         return {}
     found = {} if inspect.isabstract(hint) else {hint.__name__: hint}
+    package = hint.__module__.partition(".")[0]
     for child in hint.__subclasses__():
-        found |= _kinds(child)
+        if child.__module__.partition(".")[0] == package:
+            found |= _kinds(child)
     return found
