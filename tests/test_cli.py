@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 import tomli_w
 import torch
 
-from consilience import cli
+from consilience import cli, load_posterior
 from consilience.config import Config
 from consilience.recipes import RECIPES
 
@@ -34,6 +35,8 @@ BASE: dict[str, Any] = {
 BIN = str(Path(sys.executable).parent / "consilience")
 
 OWN = """
+import signal
+from pathlib import Path
 import torch
 from torch import nn
 import consilience as cs
@@ -50,6 +53,15 @@ def net(inputs, outputs):
 
 def batchnorm(inputs, outputs):
     return nn.Sequential(nn.Linear(inputs[0], 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+
+@cs.algorithm
+class Watched(cs.FedEP):  # somebody presses Ctrl-C in the round that the file `press` says
+    def local(self, task, message, state, cohort):
+        press = Path(__file__).with_name("press")
+        if press.exists() and int(press.read_text()) == cohort.round:
+            press.unlink()
+            signal.raise_signal(signal.SIGINT)
+        return super().local(task, message, state, cohort)
 """
 
 
@@ -130,6 +142,14 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "unknown key": (sets("algorithm.lrr=1"), ["algorithm.lrr: unknown key; did you mean 'lr'? allowed: batch, epochs"]),
     "unknown section": (sets("enigne.chunk=1"), ["enigne: unknown key; did you mean 'engine'?"]),
     "wrong type": (sets("run.rounds=many"), ["run.rounds: input should be a valid integer", "got 'many'"]),
+    "unknown key of a switch's method": (
+        sets('algorithm={name="Switch", at=2, then={name="FedEP", lrr=1}}'),
+        ["algorithm.then.lrr: unknown key; did you mean 'lr'? allowed: batch, clip, damping"],
+    ),
+    "a switch to other clients": (
+        sets('algorithm={name="Switch", at=1, then="Pooled"}'),
+        ["FedAvg and Pooled do not learn the same weights from the same clients"],
+    ),
     "no equals sign": (sets("algorithm.lr"), ["--set algorithm.lr: write key=value"]),
     "a client with no data": (
         ["run", "idle.toml"],
@@ -312,6 +332,47 @@ def test_with_every_checkpoint_damaged_a_run_is_refused(consilience: Command, tm
     assert files(tmp_path) == before
 
 
+def switch(then: str) -> list[str]:
+    return sets(f'algorithm={{name="Switch", at=2, batch=100, then={{name="{then}", lr=0.02}}}}', "run.rounds=6")
+
+
+def test_a_switch_is_run_like_any_algorithm(consilience: Command, tmp_path: Path) -> None:
+    ended = consilience(*switch("FedEP"))
+    assert ended.code == 0
+    assert "FedEP(I), round 6" in ended.out
+    out = tmp_path / "runs" / "config"
+    assert [line["round"] for line in lines(out)] == [1, 2, 3, 4, 5, 6]
+    assert "<h1>FedEP(I) after 2 rounds of FedAvg on " in (out / "report.html").read_text()
+    assert tomllib.loads((out / "config.toml").read_text())["algorithm"]["then"] == {"name": "FedEP", "lr": 0.02}
+    assert consilience("run", "runs/config/config.toml", "--out", "again").code == 0
+    assert lines(tmp_path / "again") == lines(out)
+
+
+@pytest.mark.parametrize("round", [3, 5])
+def test_a_switch_that_is_interrupted_goes_on_to_the_same_end(consilience: Command, tmp_path: Path, round: int) -> None:
+    assert consilience(*switch("own.py:Watched"), "--out", "whole").code == 0
+    (tmp_path / "press").write_text(str(round))
+    ended = consilience(*switch("own.py:Watched"), "--out", "parts")
+    assert ended.code == 130
+    assert f"stopped after round {round} of 6; resume it:" in ended.err
+    _, *again = shlex.split(ended.err.splitlines()[-1])
+    ended = consilience(*again)
+    assert ended.code == 0, ended.err
+    assert "Watched(I), round 6" in ended.out
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    one, other = (load_posterior(tmp_path / run) for run in ("whole", "parts"))
+    assert torch.equal(one.eta, other.eta)
+
+
+def test_a_switch_can_be_stopped_before_it_and_go_on(consilience: Command, tmp_path: Path) -> None:
+    more = ["--set", "run.evaluate_every=1", "--out"]
+    ended = consilience(*switch("FedEP"), "--set", "run.rounds=1", *more, "parts")
+    assert "FedAvg, round 1" in ended.out
+    assert consilience(*switch("FedEP"), *more, "parts", "--resume").code == 0
+    consilience(*switch("FedEP"), *more, "whole")
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+
+
 def test_help_shows_a_config_and_it_is_a_valid_one(consilience: Command) -> None:
     ended = consilience("run", "--help")
     assert ended.code == 0
@@ -342,6 +403,17 @@ def test_compare_prints_a_table_and_writes_a_report(consilience: Command, tmp_pa
     assert len(runs) == 4
     assert all((run / "report.html").exists() and len(lines(run)) == 2 for run in runs)
     assert result["command"] == "consilience compare config.toml --algorithms FedAvg,LocalOnly --seeds 2"
+
+
+def test_switches_are_compared_with_what_they_switch_from(consilience: Command, tmp_path: Path) -> None:
+    entries = '["FedAvg", {name="Switch", at=1, then="FedEP"}, {label="late", name="Switch", at=3, then="FedEP"}]'
+    words = ["--set", f"compare.algorithms={entries}", "--set", "run.rounds=4", "--seeds", "1", "--out", "c"]
+    ended = consilience("compare", "config.toml", *words)
+    assert ended.code == 0, ended.err
+    result = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert {row["method"] for row in result["rows"]} == {"FedAvg", "FedEP(I)", "late"}
+    for entry in result["runs"]:
+        assert [line["round"] for line in lines(tmp_path / "c" / entry["directory"])] == [1, 2, 3, 4]
 
 
 def test_the_means_are_those_of_the_runs(consilience: Command, tmp_path: Path) -> None:
@@ -424,7 +496,7 @@ def test_report_can_be_written_again(consilience: Command, tmp_path: Path) -> No
 
 def test_list_shows_every_shelf_or_one(consilience: Command) -> None:
     everything = consilience("list").out
-    for name in ("FedAvg", "LocalOnly", "mnist", "heart-disease", "dirichlet", "by_group", "mlp", *RECIPES):
+    for name in ("FedAvg", "LocalOnly", "Switch", "mnist", "heart-disease", "dirichlet", "by_group", "mlp", *RECIPES):
         assert name in everything
     partitions = consilience("list", "partitions").out
     assert "Shuffled and dealt out" in partitions
