@@ -169,6 +169,20 @@ def test_inertia_without_memory_is_langevin_dynamics():
     torch.testing.assert_close(heavy, light, **EXACT)
 
 
+def test_on_flat_ground_every_step_is_shaken_afresh():
+    _, group = world()
+
+    def flat(theta, batch, shared=()):
+        return torch.zeros_like(theta), theta.new_zeros(len(theta))
+
+    chain, size = SGLD(lr=0.3, batch=5, epochs=3, temperature=0.5), 20_000
+    walked = chain(flat, torch.zeros(size).double(), group)
+    steps = [3 * -(-n // 5) for n in SIZES]
+    expected = torch.tensor([2 * 0.3 * 0.5 / n * m for n, m in zip(SIZES, steps, strict=True)], dtype=torch.float64)
+    torch.testing.assert_close(walked.var(1), expected, rtol=0.05, atol=0)
+    assert float(torch.corrcoef(walked).fill_diagonal_(0).abs().max()) < 0.05  # clients walk apart
+
+
 def line(clients):
     """Clients that all hold the same noisy line, so that their chains are independent draws of one posterior; its
     mean and precision under a prior, which is wide in one direction and far off in another."""

@@ -307,24 +307,24 @@ def test_ngvi_s_information_begins_at_nothing_and_grows_to_that_of_the_data():
         torch.testing.assert_close(got, (1 - 0.9**steps) * squares, rtol=0.15, atol=0)
 
 
-STILL = cs.SGD(lr=0.0, weight_decay=0.1)  # leaves the mean at the start
+STILL = cs.SGD(lr=0.0, weight_decay=0.002)  # leaves the mean at the start
 
 
-@pytest.mark.parametrize("precision", [1e12, 4.0, 0.3])
+@pytest.mark.parametrize("precision", [1e12, 9.0, 1.0])
 def test_ngvi_averages_curvature_over_the_belief(precision):
     made = torch.Generator().manual_seed(0)
     x = torch.where(torch.rand(500, 1, generator=made) < 0.5, -2.0, 2.0)
     federation = cs.Federation.from_owner(cs.Dataset(x, (x > 0).float()), torch.zeros(500, dtype=torch.int64))
     task, cohort = cs.MultiLabel(nn.Linear(1, 1, bias=False)).prepare(dtype=torch.float64), cohort_of(federation)
     cavity = cs.Gaussian.of(torch.zeros(1, 1).double(), torch.full((1, 1), precision, dtype=torch.float64))
-    infer = cs.NGVI(STILL, kappa=1e9, epochs=1, batch=500, samples=300, beta=0.5)
+    infer = cs.NGVI(STILL, kappa=1e9, epochs=1, batch=500, samples=2000, beta=0.5)
     got = float(information(infer(task, cavity, torch.zeros(1).double(), cohort), cavity, cohort, infer))
     theta = torch.linspace(-8, 8, 4001, dtype=torch.float64)
-    spread = (precision + 500 * 0.1) ** -0.5  # before the first batch F is 0
+    spread = (precision + 500 * 0.002) ** -0.5  # before the first batch F is 0
     belief = (-0.5 * theta.square()).exp() / (2 * torch.pi) ** 0.5 * 16 / 4000
     p = (2 * spread * theta).sigmoid()
     expected = 0.5 * float((belief * p * (1 - p) * 4).sum())
-    assert got == pytest.approx(expected, rel=0.03)
+    assert got == pytest.approx(expected, rel=0.05)
     if precision < 1e12:
         assert got < 0.5 * 0.25 * 4 * 0.999
 
