@@ -105,8 +105,8 @@ def compare(
 ) -> Comparison:
     """Run every method for every seed with the same `options` of `fit`. A `setting` that is a function of the seed
     gives each seed its own split or initial weights; the same for all methods, so their scores are paired. `measure`
-    adds scores of its own to each run's; `paper` holds published figures by (method, metric). Methods that switch from the same first method at the same round share that
-    warm start: with `out` it is run once a seed."""
+    adds scores of its own to each run's; `paper` holds published figures by (method, metric). Methods that switch from
+    the same first method at the same round share that warm start: with `out` it is run once a seed."""
     methods = _labelled(algorithms)
     if out is not None and not resume and (Path(out) / "comparison.json").exists():
         raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")

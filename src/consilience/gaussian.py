@@ -92,8 +92,9 @@ class Gaussian:
         scaled = (self.lam @ theta.unsqueeze(-1)).squeeze(-1) if self.full else self.lam * theta
         return scaled - self.eta
 
-    def proper(self, floor: float = FLOOR) -> Gaussian:
-        """The same factor with every precision at least `floor`; the entries raised are counted."""
+    def proper(self, floor: float | Tensor = FLOOR) -> Gaussian:
+        """The same factor with every precision at least `floor` (one for each, if it is not full); the entries raised
+        are counted."""
         if not self.full:
             guards.count("precision floor", self.lam < floor)
             return Gaussian(self.eta, self.lam.clamp_min(floor))

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.func import functional_call, hessian
+from torch.func import functional_call, grad, jacrev
 
 from consilience import fisher, keys
 from consilience.data.augment import Augmentation
@@ -244,7 +244,11 @@ class Task(ABC):
 
     def hessian_one(self, theta: Tensor, batch: Batch) -> Tensor:
         """Second derivatives of the mean loss of a batch, [P, P]: for small models."""
-        curvature: Tensor = hessian(lambda t: self.loss_one(t, batch))(theta)
+
+        def loss(at: Tensor) -> Tensor:
+            return self.loss_one(at, batch)
+
+        curvature: Tensor = jacrev(grad(loss))(theta)
         return curvature
 
     def gradient(self, loss: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, Tensor]]:

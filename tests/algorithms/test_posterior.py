@@ -17,7 +17,6 @@ from consilience.errors import ConfigError
 from consilience.records import leaves, nbytes, rows
 from scenarios import linear
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # forward-mode derivatives' own
 ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 SIZES = (30, 12, 8, 20)

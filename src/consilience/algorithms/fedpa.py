@@ -85,6 +85,11 @@ class FedPADiagonal(Natural):
     """The same idea in natural parameters: cavity ∝ 1, so each client infers alone, with any diagonal inference, and
     q's mean is (Σ Λ_k)⁻¹ Σ Λ_k μ_k after one round. Its precision is the mean of the Λ_k, 1/K of the product's."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior:
+            raise ConfigError(f"clients who infer alone have no common prior: prior must be 0, got {self.prior}")
+
     @property
     def name(self) -> str:
         """With the letter of the inference."""

@@ -73,11 +73,19 @@ class Natural(Algorithm):
 
     def fuse(self, server: Believed, update: Gaussian) -> Believed:
         """A server step along the product of the Δ_k."""
-        return Believed(*self.server.step(server.q, update, server.memory))
+        q, memory = self.server.step(server.q, update, server.memory)
+        return Believed(q if q.full else q.proper(_least(server.q.lam, update.lam)), memory)
 
     def posterior(self, server: Believed) -> Gaussian:
         """q."""
         return server.q
+
+
+def _least(lam: Tensor, change: Tensor) -> Tensor:
+    """How low a precision may fall in a step. An optimiser's momentum may overshoot, and where a precision turns
+    negative there is no mean: it keeps a tenth of itself, unless the product of the factors itself says less."""
+    tenth, plain = lam / 10, lam + change
+    return torch.where(plain > 0, torch.minimum(tenth, plain), tenth)
 
 
 def _inherited(before: object, q: Gaussian, fresh: Moments) -> Moments:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consilience import guards
 from consilience.cohort import Cohort
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
@@ -24,7 +25,8 @@ class Chain(ABC):
     """θ moves along g = ∇loss + prior's slope + weight_decay · θ, a batch at a time; kinds differ in how.
 
     Nearly every local objective in this field is the data loss plus the energy of a Gaussian: `prior`. The loss is a
-    mean over examples, so a prior on the scale of a client's n examples enters as its n-th root.
+    mean over examples, so a prior on the scale of a client's n examples enters as its n-th root. A stiff prior cannot
+    be followed with steps longer than 1/Λ: where lr · Λ > 1 (diagonal or scalar Λ) slopes are divided by it.
     """
 
     lr: float = 0.05
@@ -63,6 +65,7 @@ class Chain(ABC):
         velocity = torch.zeros_like(theta) if self.has_velocity else None
         loss, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(2))
         total = torch.zeros_like(theta) if average else theta
+        stiff = _stiffness(prior, self.lr)
         for epoch in range(self.epochs):
             loss.zero_()
             if average:
@@ -76,6 +79,8 @@ class Chain(ABC):
                     g = g + prior.first(k).slope(now)
                 if self.weight_decay:
                     g = g + self.weight_decay * now
+                if stiff is not None:
+                    g = g / (stiff[:k] if stiff.dim() > 1 else stiff)
                 noise = partial(cohort.noise, k, theta.shape[1], tag=f"chain {epoch} {step}")
                 self.move(now, None if velocity is None else velocity[:k], g, cohort.n[:k], noise)
                 if average:
@@ -165,6 +170,15 @@ class SGHMC(Chain):
         shake = (2 * self.friction * self.lr * self.temperature / n).sqrt() * noise()
         velocity.mul_(1 - self.friction).sub_(slope, alpha=self.lr).add_(shake)
         theta.add_(velocity)
+
+
+def _stiffness(prior: Gaussian | None, lr: float) -> Tensor | None:
+    """max(1, lr · Λ), the entries above 1 counted; None if there are none."""
+    if prior is None or prior.full:
+        return None
+    steep = prior.lam * lr
+    guards.count("stiff prior", steep > 1)
+    return steep.clamp_min(1) if bool((steep > 1).any()) else None
 
 
 def _check_temperature(temperature: float) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from consilience import keys
 from consilience.cohort import Cohort
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
@@ -42,6 +43,7 @@ class NGVI(Curved):
                 fisher = torch.zeros_like(spread)
                 for draw in range(self.samples):
                     noise = cohort.noise(k, mean.shape[1], tag=f"ngvi {epoch} {step} {draw}")
-                    fisher += task.fisher(mean[:k] + spread * noise, batch) / self.samples
+                    labelled = replace(batch, key=keys.fold(batch.key, f"draw {draw}"))
+                    fisher += task.fisher(mean[:k] + spread * noise, labelled) / self.samples
                 running[:k] = self.beta * running[:k] + (1 - self.beta) * fisher
         return running
