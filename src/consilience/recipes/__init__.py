@@ -1,8 +1,8 @@
 """Experiments by name: `consilience reproduce NAME`."""
 
-from consilience.recipes import hospitals
+from consilience.recipes import fedep, hospitals
 from consilience.recipes.base import Options, Recipe
 
-RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in (hospitals,)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (hospitals.RECIPE, *fedep.RECIPES)}
 
 __all__ = ["RECIPES", "Options", "Recipe"]

@@ -13,14 +13,21 @@ from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method
 from consilience.comparison import Comparison, Setting, compare
 from consilience.data import Compose, Crop, Dataset, Flip, load, partition
-from consilience.engines import Simulator
+from consilience.engines.simulator import Simulator
 from consilience.experiment import Run
 from consilience.inference import MCMC, NGVI, SGD, Identity, Laplace, Tilted
 from consilience.metrics import best, rounds_to
 from consilience.models import cnn, mlp, resnet18
 from consilience.optimizers import Momentum, ServerOptimizer
-from consilience.recipes.base import Options
+from consilience.recipes.base import Options, Recipe
 from consilience.task import Classification
+
+TEXT = (
+    "All methods go on from the same rounds of FedAvg, with the same local optimiser and the same clients every round. "
+    "FedEP keeps a factor at every client, FedSEP none; the letter says how a client finds its precision: I scaled "
+    "identity, M the scatter of its iterates, L Laplace, V variational. “Marginal” averages the predictions of ten "
+    "draws from the posterior; a method without one has no such row."
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,9 @@ class Benchmark:
     parameters, for FedEP only. `target` and `window` are for "rounds to" and "best".
     """
 
+    name: str
+    title: str
+    text: str
     setting: Callable[[int, bool], Setting]
     train: SGD
     server: ServerOptimizer
@@ -46,6 +56,8 @@ class Benchmark:
     target: float = 0.45
     window: int = 100
     every: int = 10
+    engine: Simulator = Simulator()
+    paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def infer(self, letter: str) -> Tilted:
         """The paper's four inferences."""
@@ -101,15 +113,7 @@ class Benchmark:
         }
         return {name: float(value) for name, value in found.items() if value is not None}
 
-    def compare(
-        self,
-        options: Options,
-        title: str,
-        text: str,
-        name: str,
-        engine: Simulator,
-        paper: Mapping[tuple[str, str], float],
-    ) -> Comparison:
+    def compare(self, options: Options) -> Comparison:
         """All methods over all seeds."""
         mine = self.quick() if options.quick else self
         return compare(
@@ -117,20 +121,24 @@ class Benchmark:
             lambda seed: self.setting(seed, options.quick),
             seeds=options.seeds,
             out=options.out,
-            title=title,
-            text=text,
-            command=f"consilience reproduce {name}" + (" --quick" if options.quick else ""),
+            title=self.title,
+            text=f"{self.text} {TEXT}",
+            command=f"consilience reproduce {self.name}" + (" --quick" if options.quick else ""),
             resume=options.resume,
             on_run=options.announce,
             measure=mine.measure,
-            paper={} if options.quick else paper,
+            paper={} if options.quick else self.paper,
             rounds=mine.rounds,
             cohort=mine.cohort,
             evaluate_every=mine.every,
             checkpoint_every=50,
-            engine=engine,
+            engine=self.engine,
             progress=False,
         )
+
+    def recipe(self, seeds: int) -> Recipe:
+        """Known to the command by its name."""
+        return Recipe(self.name, self.title, self.compare, seeds=seeds)
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
@@ -190,6 +198,9 @@ def _part(test: Dataset, quick: bool) -> Dataset:
 
 
 CIFAR100 = Benchmark(
+    name="fedep-cifar100",
+    title="CIFAR-100 at 500 clients",
+    text="ResNet-18 with GroupNorm, 500 clients of 100 images by Pachinko allocation, 20 a round.",
     setting=cifar100,
     train=SGD(lr=0.01, momentum=0.9, epochs=10, batch=20, weight_decay=1e-4),
     server=Momentum(lr=0.5, momentum=0.9),
@@ -201,6 +212,9 @@ CIFAR100 = Benchmark(
     clips={"I": 100, "M": 300, "L": 6500, "V": 2000},
 )
 EMNIST62 = Benchmark(
+    name="fedep-emnist62",
+    title="EMNIST with 62 classes by writer",
+    text="A CNN, 3,400 writers, 100 a round.",
     setting=emnist62,
     train=SGD(lr=0.01, momentum=0.9, epochs=20, batch=20),
     server=Momentum(lr=0.5, momentum=0.9),
@@ -213,6 +227,9 @@ EMNIST62 = Benchmark(
     target=0.84,
 )
 MNIST_WRITERS = Benchmark(
+    name="fedep-mnist-writers",
+    title="MNIST by its 539 writers",
+    text="Every client holds the digits of one writer, about 116; the test digits are by other writers.",
     setting=mnist_writers,
     train=SGD(lr=0.02, momentum=0.9, epochs=5, batch=20, weight_decay=1e-4),
     server=Momentum(lr=0.5, momentum=0.9),
@@ -226,6 +243,9 @@ MNIST_WRITERS = Benchmark(
     every=2,
 )
 CIFAR10 = Benchmark(
+    name="fedep-cifar10",
+    title="CIFAR-10 with skewed labels",
+    text="A small CNN, 10,000 images at 50 clients, labels by Dirichlet 0.1, 10 clients a round; images read from JPEG.",
     setting=cifar10,
     train=SGD(lr=0.02, momentum=0.9, epochs=5, batch=20, weight_decay=1e-4),
     server=Momentum(lr=0.5, momentum=0.9),
@@ -238,3 +258,5 @@ CIFAR10 = Benchmark(
     window=10,
     every=5,
 )
+
+RECIPES = (CIFAR100.recipe(1), EMNIST62.recipe(1), MNIST_WRITERS.recipe(3), CIFAR10.recipe(3))
