@@ -245,7 +245,7 @@ MNIST_WRITERS = Benchmark(
 CIFAR10 = Benchmark(
     name="fedep-cifar10",
     title="CIFAR-10 with skewed labels",
-    text="A small CNN, 10,000 images at 50 clients, labels by Dirichlet 0.1, 10 clients a round; images read from JPEG.",
+    text="A small CNN, 10,000 images at 50 clients, labels by Dirichlet 0.1, 10 clients a round; from JPEG copies.",
     setting=cifar10,
     train=SGD(lr=0.02, momentum=0.9, epochs=5, batch=20, weight_decay=1e-4),
     server=Momentum(lr=0.5, momentum=0.9),
