@@ -1,0 +1,108 @@
+"""A posterior from four hospitals, against the one that a long NUTS run finds on their pooled data."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from importlib import resources
+
+import torch
+from torch import Tensor, nn
+
+from consilience.algorithms import FedAvg, FedEP, FedPA, FedSEP
+from consilience.algorithms.base import Algorithm
+from consilience.comparison import Comparison, Row
+from consilience.data import Federation, heart_disease, partition
+from consilience.engines import Simulator
+from consilience.experiment import Run, fit
+from consilience.gaussian import Gaussian
+from consilience.inference import SGD, Laplace, Newton
+from consilience.metrics import spread
+from consilience.recipes.base import Options, Recipe
+from consilience.task import MultiLabel
+
+TEXT = (
+    "Bayesian logistic regression on 920 patients with the prior N(0, 1) for every weight. The reference is the "
+    "posterior of the pooled data by 100,000 draws of NUTS. “mean error” is the distance of a method's posterior mean "
+    "from NUTS's in posterior standard deviations, “sd error” the relative error of its marginal standard deviations, "
+    "both averaged over the 30 weights. With the full Hessian FedEP finds the pooled Laplace approximation; a diagonal "
+    "precision keeps the mean and cannot keep the marginal deviations of correlated weights. Methods without a "
+    "posterior have no sd error."
+)
+PATIENTS = 920
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The stored posterior: mean and standard deviation of every weight, intercept last."""
+
+    mean: Tensor
+    sd: Tensor
+    features: list[str]
+
+    @classmethod
+    def read(cls) -> Reference:
+        """As `benchmarks/heart_posterior.py` wrote it."""
+        stored = json.loads(resources.files("consilience.recipes").joinpath("heart_posterior.json").read_text())
+        mean, sd = (torch.tensor(stored[key], dtype=torch.float64) for key in ("mean", "sd"))
+        return cls(mean, sd, stored["features"])
+
+    def errors(self, run: Run) -> dict[str, float]:
+        """How far a run's belief is from this posterior."""
+        belief = run.posterior
+        off = (belief.mean - self.mean).abs() / self.sd
+        found = {"mean error": float(off.mean()), "worst mean error": float(off.max())}
+        if isinstance(belief, Gaussian):
+            ratio = (belief.var.sqrt() / self.sd - 1).abs()
+            found |= {"sd error": float(ratio.mean()), "worst sd error": float(ratio.max())}
+        return found
+
+
+def setting() -> tuple[MultiLabel, Federation]:
+    """One logit, weights that start at 0, and a client a hospital."""
+    data = heart_disease()
+    module = nn.Linear(data.x.shape[1], 1)
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    data = replace(data, y=data.y.float().unsqueeze(1), classes=("disease",))
+    return MultiLabel(module), partition.by_group(data, "hospital")
+
+
+def methods() -> dict[str, tuple[Algorithm, int]]:
+    """Methods and their rounds. A prior of precision 1 is a weight decay of 1/920 for methods that have no prior."""
+    decay = SGD(lr=0.05, epochs=2, batch=16, weight_decay=1 / PATIENTS)
+    laplace = Laplace(SGD(lr=0.05, momentum=0.9, epochs=20, batch=64), kappa=1.0, clip=False, batch=128)
+    return {
+        "FedEP(L), full": (FedEP(Newton(), damping=1.0, prior=1.0), 6),
+        "FedSEP(L), full": (FedSEP(Newton(), prior=1.0), 60),
+        "FedEP(L), exact diagonal": (FedEP(Newton(diagonal=True), prior=1.0), 200),
+        "FedEP(L), SGD and diagonal Fisher": (FedEP(laplace, prior=1.0), 200),
+        "FedPA": (FedPA(replace(decay, epochs=10), burn_in=5), 100),
+        "FedAvg": (FedAvg(decay), 100),
+    }
+
+
+def run(options: Options) -> Comparison:
+    """All methods; a seed changes the batches only, so exact inference has no spread."""
+    reference, (task, hospitals), start = Reference.read(), setting(), time.perf_counter()
+    engine = Simulator(device="cpu", precision="float64", chunk=4, workers=1, threads=1)
+    rows: list[Row] = []
+    for name, (method, rounds) in methods().items():
+        scores: dict[str, list[float]] = {}
+        for seed in range(options.seeds):
+            if options.announce is not None:
+                options.announce(name, seed)
+            few = min(rounds, 6) if options.quick else rounds
+            done = fit(method, task, hospitals, rounds=few, seed=seed, engine=engine, progress=False)
+            for metric, value in reference.errors(done).items():
+                scores.setdefault(metric, []).append(value)
+        rows += [Row(name, metric, *spread(values), len(values)) for metric, values in scores.items()]
+    command = "consilience reproduce fedep-hospitals" + (" --quick" if options.quick else "")
+    title = "The posterior of four hospitals"
+    result = Comparison(title, TEXT, command, time.perf_counter() - start, rows)
+    result.save(options.out)
+    return result
+
+
+RECIPE = Recipe("fedep-hospitals", "FedEP's posterior of four hospitals against NUTS on their pooled data", run)
