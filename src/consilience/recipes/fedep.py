@@ -109,8 +109,8 @@ class Benchmark:
             laplace_epochs=1,
             ngvi_epochs=1,
             ngvi_samples=2,
-            window=1,
-            every=1,
+            window=3,
+            every=3,
             engine=Simulator(chunk=3, workers=1, threads=1),
         )
 
@@ -188,8 +188,8 @@ def cifar100(seed: int, quick: bool) -> Setting:
     data = load("cifar100")
     augment = Compose((Crop(24), Flip()))
     return Setting(
-        Classification(seeded(seed, lambda: resnet18((3, 24, 24), 100, width=4 if quick else 64)), augment=augment),
-        partition.pachinko(_part(data.train, quick), clients=20 if quick else 500, seed=seed),
+        Classification(seeded(seed, lambda: resnet18((3, 24, 24), 100, width=2 if quick else 64)), augment=augment),
+        partition.pachinko(_part(data.train, quick), clients=10 if quick else 500, seed=seed),
         _part(data.test, quick),
     )
 
@@ -206,7 +206,7 @@ def emnist62(seed: int, quick: bool) -> Setting:
 
 
 def _part(data: Dataset, quick: bool) -> Dataset:
-    return data.subset(torch.arange(0, len(data), max(1, len(data) // 500))) if quick else data
+    return data.subset(torch.arange(0, len(data), max(1, len(data) // 200))) if quick else data
 
 
 CIFAR100 = Benchmark(
