@@ -92,6 +92,10 @@ class Gaussian:
         scaled = (self.lam @ theta.unsqueeze(-1)).squeeze(-1) if self.full else self.lam * theta
         return scaled - self.eta
 
+    def pull(self, gradient: Tensor, theta: Tensor) -> Tensor:
+        """`gradient` plus the slope at θ, in as few passes over memory as it takes."""
+        return gradient + self.slope(theta) if self.full else torch.addcmul(gradient, theta, self.lam).sub_(self.eta)
+
     def proper(self, floor: float | Tensor = FLOOR) -> Gaussian:
         """The same factor with every precision at least `floor` (one for each, if it is not full); the entries raised
         are counted."""

@@ -65,7 +65,9 @@ class Chain(ABC):
         velocity = torch.zeros_like(theta) if self.has_velocity else None
         loss, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(2))
         total = torch.zeros_like(theta) if average else theta
-        stiff = _stiffness(prior, self.lr)
+        stiff, decay = _stiffness(prior, self.lr), theta.new_full((1,), self.weight_decay)
+        if prior is not None and self.weight_decay:
+            prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
         for epoch in range(self.epochs):
             loss.zero_()
             if average:
@@ -76,9 +78,9 @@ class Chain(ABC):
                 g, value = gradient(now, batch, *rows(own, slice(k)), shared=shared)
                 loss[:k] += value * batch.w.sum(1)
                 if prior is not None:
-                    g = g + prior.first(k).slope(now)
-                if self.weight_decay:
-                    g = g + self.weight_decay * now
+                    g = prior.first(k).pull(g, now)
+                elif self.weight_decay:
+                    g = torch.addcmul(g, now, decay)
                 if stiff is not None:
                     g = g / (stiff[:k] if stiff.dim() > 1 else stiff)
                 noise = partial(cohort.noise, k, theta.shape[1], tag=f"chain {epoch} {step}")
