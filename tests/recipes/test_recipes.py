@@ -1,0 +1,120 @@
+"""Every recipe at its small size, as a user runs it."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import consilience as cs
+from consilience import cli
+from consilience.optimizers import AdaGrad
+from consilience.recipes import RECIPES
+from consilience.recipes.fedep_stackoverflow import BATCH, LOSS, STACK_OVERFLOW, TAGS
+from consilience.task import MultiLabel
+from published import write_tff_emnist, write_tff_questions
+
+WRITTEN = {"fedep-emnist62": write_tff_emnist, "fedep-stackoverflow": write_tff_questions}
+
+
+@pytest.fixture
+def reproduce(tmp_path, monkeypatch, capsys):
+    """`consilience reproduce NAME --quick --json` in this process: (exit code, stdout, stderr)."""
+    threads = torch.get_num_threads()
+
+    def run(name):
+        words = ["consilience", "reproduce", name, "--quick", "--json", "--out", str(tmp_path / "out")]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    torch.set_num_threads(1)
+    yield run
+    torch.set_num_threads(threads)
+
+
+def quick(name):
+    # Laplace sees whole images of 32 × 32 where the network was made for crops of 24 × 24.
+    marks = [pytest.mark.xfail(reason="Cohort.mean leaves out the fixed crop")] if name == "fedep-cifar10" else []
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", map(quick, RECIPES))
+def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, monkeypatch):
+    if name in WRITTEN:
+        WRITTEN[name](tmp_path / "data")
+        monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path / "data"))
+    code, out, err = reproduce(name)
+    if "needs the file" in err:
+        pytest.skip(err.strip())
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["name"] == name
+    assert result["rows"]
+    wrong = {(row["method"], row["metric"]): row["mean"] for row in result["rows"] if not math.isfinite(row["mean"])}
+    assert not wrong
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if "hospitals" not in name])
+def test_without_its_data_a_recipe_says_one_sentence_and_writes_nothing(name, reproduce, tmp_path, monkeypatch):
+    monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path / "nothing"))
+    code, out, err = reproduce(name)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "needs the file" in err
+    assert not list(tmp_path.iterdir())
+
+
+# Stack Overflow: the paper's figures and the scale of its loss
+
+
+def test_the_papers_figures_stand_beside_rows_that_the_recipe_has(reproduce, tmp_path, monkeypatch):
+    write_tff_questions(tmp_path / "data")
+    monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path / "data"))
+    _, out, _ = reproduce("fedep-stackoverflow")
+    rows = {(row["method"], row["metric"]) for row in json.loads(out)["rows"]}
+    assert set(STACK_OVERFLOW.paper) <= rows
+    assert {method for method, _ in rows} == set(STACK_OVERFLOW.names.split())
+
+
+class PaperLoss(MultiLabel):
+    """Summed over a batch of 100 and averaged over the tags; the library then takes the mean over the batch."""
+
+    def losses(self, output, y):
+        return BATCH * F.binary_cross_entropy_with_logits(output, y, reduction="none").mean(-1)
+
+
+def questions(clients=4):
+    made = torch.Generator().manual_seed(0)
+    x = torch.rand(clients * BATCH, 6, generator=made)
+    y = (torch.rand(len(x), TAGS, generator=made) < 0.01).float()
+    return cs.Federation.from_owner(cs.Dataset(x, y), torch.arange(len(x)) % clients)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedPA", "FedSEP(I)"])
+def test_a_method_takes_the_same_way_on_the_papers_loss_with_the_papers_steps(name):
+    torch.manual_seed(0)
+    module, federation, ends = nn.Linear(6, TAGS), questions(), []
+    ours = replace(STACK_OVERFLOW, switch=2)
+    paper = replace(
+        ours,
+        train=replace(ours.train, lr=50),
+        natural=AdaGrad(lr=5.0, eps=1e-5),
+        kappa=ours.kappa * LOSS,
+    )
+    for benchmark, task in ((ours, MultiLabel(module)), (paper, PaperLoss(module))):
+        engine = cs.Simulator(device="cpu", chunk=4, workers=1, threads=1, precision="float64")
+        method = replace(benchmark, names=name).methods()[name]
+        run = cs.fit(method, task, federation, rounds=4, cohort=2, engine=engine, progress=False)
+        ends.append(run.posterior.mean)
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-9)
+    began = torch.cat([p.detach().flatten() for p in module.parameters()])
+    assert float((ends[0] - began).abs().max()) > 0.1
