@@ -45,7 +45,7 @@ def quick(name):
     return pytest.param(name, marks=marks)
 
 
-@pytest.mark.parametrize("name", map(quick, RECIPES))
+@pytest.mark.parametrize("name", [quick(name) for name in RECIPES])
 def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, monkeypatch):
     if name in WRITTEN:
         WRITTEN[name](tmp_path / "data")
