@@ -109,10 +109,12 @@ def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Res
             callbacks=[lambda *_: None if (directory / "config.toml").exists() else keep_config()],
         )
     keep_config()
-    scores = Table(title=f"{result.algorithm.name}, round {len(result.history)}")
-    for metric in result.history[-1].get("eval", {}):
-        scores.add_column(metric)
-    scores.add_row(*(f"{value:.4f}" for value in result.history[-1].get("eval", {}).values()))
+    last = result.history[-1]
+    kinds = {"point": last.get("eval", {}), "marginal": last.get("marginal", {})}
+    scores = Table("", *kinds["point"], title=f"{result.algorithm.name}, round {last['round']}")
+    for kind, values in kinds.items():
+        if values:
+            scores.add_row(kind, *(f"{value:.4f}" for value in values.values()))
     Console().print(scores)
     _report(directory)
 
