@@ -23,6 +23,7 @@ from consilience.errors import CheckpointError, ConfigError
 from consilience.experiment import Run, fit
 from consilience.files import write_atomically
 from consilience.metrics import spread
+from consilience.report.panels import Panels
 from consilience.task import Task
 
 
@@ -49,7 +50,8 @@ class Row:
 
 @dataclass
 class Comparison:
-    """Rows over methods and metrics, per-client scores, and the runs behind them."""
+    """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `over` is what a row's n
+    counts."""
 
     title: str
     text: str = ""
@@ -58,6 +60,8 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     per_client: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
+    figures: list[Panels] = field(default_factory=list)
+    over: str = "seeds"
 
     def save(self, out: Path) -> None:
         """comparison.json, which the report reads."""
@@ -84,8 +88,12 @@ class Comparison:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    deviation = "" if row.std is None else f" ± {row.std:.3f}"
-    return f"{row.mean:.3f}{deviation}" + ("" if row.paper is None else f" (paper {row.paper:g})")
+    deviation = "" if row.std is None else f" ± {_number(row.std)}"
+    return f"{_number(row.mean)}{deviation}" + ("" if row.paper is None else f" (paper {row.paper:g})")
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
 
 
 def compare(

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from consilience import metrics
+from consilience.comparison import Comparison, Row
 from consilience.errors import ConsilienceError
 from consilience.report import text, write_report
+from consilience.report.panels import Curve, Ellipse, Mark, Panel, Panels
 
 HOSTILE = "<script>alert('x')</script>"
 FEDEP = {"name": "FedEP", "infer": {"name": "Identity", "scale": 0.05}, "damping": None}
@@ -320,6 +322,66 @@ def test_equal_at_the_shown_precision_is_equally_good_and_one_method_has_no_riva
     assert best_cells(report(tmp_path)) == ["0.5000", "0.5000"]
     (tmp_path / "comparison.json").write_text(json.dumps({"title": "t", "rows": rows[:1]}))
     assert best_cells(report(tmp_path)) == []
+
+
+def make_figure(title: str = "Two beliefs", label: str = "product") -> Panels:
+    nan = float("nan")
+    plane = Panel(
+        "In the plane",
+        [Curve("FedEP", [0.0, 0.5, 1.0], [1.0, 0.2, 0.0])],
+        [Mark("FedEP", 1.0, 0.0), Mark("FedAvg", nan, 0.0), Mark(label, 1.0, 0.0)],
+        [
+            Ellipse("client", [0.0, 0.0], [[1.0, 0.5], [0.5, 2.0]]),
+            Ellipse("lost", [nan, 0.0], [[1.0, 0.0], [0.0, nan]]),
+            Ellipse(label, [1.0, 0.0], [[1, 0], [0, 1]], True),
+        ],
+    )
+    curves = [Curve("FedEP", [1, 2, 3], [1.0, 0.0, nan]), Curve("ADF", [1, 2], [1e-3, 1e-12]), Curve(label, [1], [0.5])]
+    return Panels(title, "What it shows.", [plane, Panel("Error", curves, x_label="sweep", log=True)])
+
+
+def with_figures(directory: Path, *figures: Panels) -> Path:
+    rows = [
+        Row(method, "error", mean, 0.1, 200) for method, mean in {"FedAvg": 0.5, "FedEP": 1.1e-7, "ADF": 0.1}.items()
+    ]
+    Comparison("Beliefs", rows=rows, figures=list(figures), over="draws").save(directory)
+    return directory
+
+
+def test_an_experiment_s_own_figures_have_sections_after_the_results(tmp_path: Path) -> None:
+    page = report(with_figures(tmp_path, make_figure(), make_figure("Again")))
+    check_page(page)
+    assert Tags(page).headings == ["Results", "Two beliefs", "Again"]
+    assert page.count('<figure class="wide">') == 2
+    for shown in ("In the plane", "Error (log scale)", "What it shows.", ">sweep<", "10⁻¹²", "over 200 draws"):
+        assert shown in page, shown
+    assert page.count('border-style: solid"></i>FedAvg</li>') == 2  # of the marks
+    assert page.count('border-style: solid"></i>ADF</li>') == 2  # of the curves
+    assert "product</li>" not in page  # what is no method is named in the figure
+    assert page.count("product</text>") == 4
+
+
+def test_a_figure_leaves_out_what_cannot_be_drawn(tmp_path: Path) -> None:
+    page = report(with_figures(tmp_path, make_figure()))
+    (svg,) = re.findall(r'<figure class="wide">.*?</figure>', page, re.DOTALL)
+    assert not re.search(r"\bnan\b|\binf\b", svg, re.IGNORECASE)
+
+
+def test_the_words_of_a_figure_are_escaped(tmp_path: Path) -> None:
+    page = report(with_figures(tmp_path, make_figure(HOSTILE, HOSTILE)))
+    check_page(page)
+    assert [tag for tag, _ in Tags(page).tags].count("script") == 1
+
+
+def test_a_figure_without_panels_is_not_shown(tmp_path: Path) -> None:
+    assert Tags(report(with_figures(tmp_path, Panels("Nothing", "", [])))).headings == ["Results"]
+
+
+def test_small_numbers_have_an_exponent_where_decimals_would_all_be_nought(tmp_path: Path) -> None:
+    page = report(with_figures(tmp_path))
+    assert best_cells(page) == ["1.1e-7"]
+    assert [text.fixed(x, 4) for x in (0.0, 4e-5, -4e-5, 6e-5)] == ["0.0000", "4.0e-5", "-4.0e-5", "0.0001"]
+    assert [text.fixed(x, 0) for x in (0.0, 0.01, 1e-5)] == ["0", "0", "1.0e-5"]
 
 
 def test_single_runs_are_linked_once_they_have_a_report(tmp_path: Path) -> None:

@@ -1,11 +1,17 @@
 """Experiments by name: `consilience reproduce NAME`."""
 
-from consilience.recipes import fedep, fedep_hospitals, fedep_stackoverflow, hospitals
+from consilience.recipes import fedep, fedep_exact, fedep_hospitals, fedep_stackoverflow, hospitals
 from consilience.recipes.base import Options, Recipe
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
-    for recipe in (hospitals.RECIPE, fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_stackoverflow.RECIPE)
+    for recipe in (
+        hospitals.RECIPE,
+        fedep_hospitals.RECIPE,
+        *fedep.RECIPES,
+        *fedep_exact.RECIPES,
+        fedep_stackoverflow.RECIPE,
+    )
 }
 
 __all__ = ["RECIPES", "Options", "Recipe"]

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from consilience.metrics import direction, spread
-from consilience.report import figures, text
+from consilience.report import figures, panels, text
 from consilience.report.page import Cell, Key, Page, Plot, Section, Table
 from consilience.report.reading import RunFiles, read_json
 from consilience.report.run import BETTER, KINDS, curve_caption, footer, label_section, reliability_caption
@@ -28,7 +28,8 @@ def comparison_page(directory: Path) -> Page:
     runs = read_runs(directory, methods, entries)
     first = next((found for group in runs.values() for found in group), None)
     sections = [
-        result_section(rows, methods),
+        result_section(rows, methods, str(content.get("over") or "seeds")),
+        *(figure_section(panels.read(figure), methods) for figure in content.get("figures") or []),
         curve_section(runs),
         client_section(clients, methods),
         calibration_section(runs),
@@ -61,7 +62,7 @@ def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[st
     return found
 
 
-def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> Section:
+def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over: str) -> Section:
     """Methods × metrics, the best of each metric emphasised, with the paper's figures where there are any."""
     metrics = text.in_order(str(row["metric"]) for row in rows)
     columns = [result_column(metric, [row for row in rows if row["metric"] == metric], methods) for metric in metrics]
@@ -74,20 +75,20 @@ def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> Se
         ]
         for method in listed
     ]
-    caption = result_caption(rows)
+    caption = result_caption(rows, over)
     return Section("Results", tables=[Table(head, table, caption)] if table else [])
 
 
-def result_caption(rows: Sequence[dict[str, Any]]) -> str:
+def result_caption(rows: Sequence[dict[str, Any]], over: str) -> str:
     """How to read the table."""
-    seeds = sorted({row["n"] for row in rows if row.get("n")})
-    if not seeds or seeds[-1] == 1:
-        over = "One seed."
+    counts = sorted({row["n"] for row in rows if row.get("n")})
+    if not counts or counts[-1] == 1:
+        about = f"One {over.removesuffix('s')}."
     else:
-        count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
-        over = f"Mean ± sample standard deviation over {count} seeds."
+        count = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+        about = f"Mean ± sample standard deviation over {count} {over}."
     paper = " In grey, the figures of the paper." if any(row.get("paper") is not None for row in rows) else ""
-    return f"{over} Bold: best by its mean, in the direction of the arrow.{paper} Click a heading to sort."
+    return f"{about} Bold: best by its mean, in the direction of the arrow.{paper} Click a heading to sort."
 
 
 def result_column(
@@ -112,6 +113,15 @@ def result_column(
             sort = theirs if text.is_number(theirs) else ""
             cells[method].append(Cell(text.fixed(theirs, places) if sort != "" else "", sort=sort, quiet=True))
     return [text.short(metric) + ARROW[way], *(["paper"] if paper else [])], cells
+
+
+def figure_section(figure: panels.Panels, methods: Sequence[str]) -> Section:
+    """A figure of the experiment's own, with the methods in it as legend."""
+    shown = {curve.label for panel in figure.panels for curve in panel.curves}
+    shown |= {mark.label for panel in figure.panels for mark in panel.marks}
+    legend = [key(method, colour) for colour, method in enumerate(methods) if method in shown]
+    plots = [Plot(figures.side_by_side(figure, methods), figure.caption, wide=True)] if figure.panels else []
+    return Section(figure.title, legend=legend, plots=plots)
 
 
 def curve_section(runs: Runs) -> Section:

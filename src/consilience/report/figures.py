@@ -16,9 +16,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from consilience.metrics import Reliability
+from consilience.report.panels import Curve, Ellipse, Mark, Panel, Panels
 
 INK, MUTED, GRID, PAPER = "#010101", "#010102", "#010103", "#010104"
 SERIES = tuple(f"#01020{i}" for i in range(8))
@@ -29,7 +30,7 @@ CSS |= {colour: f"var(--k{i})" for i, colour in enumerate(SHADES)}
 # An image cannot hold a variable: a mid-tone whose opacity varies reads on white and on black.
 HEAT = (0x2B / 255, 0x7B / 255, 0xBA / 255)
 
-SMALL, WIDE = (3.9, 2.75), (12.0, 3.2)
+SMALL, WIDE, PANELS = (3.9, 2.75), (12.0, 3.2), (11.0, 4.6)
 FEW = 12
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -208,6 +209,82 @@ def dots(title: str, names: Sequence[str], groups: Sequence[Sequence[tuple[float
         axes.set_title(title)
 
     return _draw(title, (SMALL[0], 0.75 + pitch * len(names)), paint)
+
+
+def side_by_side(figure: Panels, methods: Sequence[str]) -> str:
+    """An experiment's own panels; methods have the colours of the table."""
+    colours = {method: _series(index) for index, method in enumerate(methods)}
+
+    def paint(canvas: Figure) -> None:
+        widths = [1.2 if panel.ellipses else 1.0 for panel in figure.panels]
+        row = canvas.subplots(1, len(figure.panels), squeeze=False, width_ratios=widths)[0]
+        for axes, panel in zip(row, figure.panels, strict=True):
+            for ellipse in panel.ellipses:
+                _ellipse(axes, ellipse)
+            for index, curve in enumerate(panel.curves):
+                _curve(axes, curve, colours.get(curve.label), panel, panel.curves[:index])
+            for mark in panel.marks:
+                _mark(axes, mark, colours.get(mark.label))
+            axes.set_title(f"{panel.title} (log scale)" if panel.log else panel.title)
+            axes.set_xlabel(panel.x_label)
+            if panel.log:
+                axes.set_yscale("log")
+                axes.yaxis.set_major_locator(LogLocator(numticks=9))
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power_of_ten(value)))
+                axes.yaxis.set_minor_formatter(NullFormatter())
+            if panel.ellipses:
+                axes.set_aspect("equal", adjustable="datalim")
+
+    return _draw(figure.title, PANELS, paint)
+
+
+def _curve(axes: Axes, curve: Curve, colour: str | None, panel: Panel, before: Sequence[Curve]) -> None:
+    """A line; dashed where it would hide one from before."""
+    x, y = np.array(curve.x, dtype=float), np.array(curve.y, dtype=float)
+    fine = np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not panel.log))
+    style: dict[str, Any] = {"color": colour}
+    if colour is None:
+        style = {"color": MUTED, "linestyle": (0, (3, 2)), "linewidth": 1.2}
+        if fine.any():
+            at = int(np.flatnonzero(fine)[-1])
+            axes.annotate(curve.label, (x[at], y[at]), (0, 4), textcoords="offset points", color=MUTED, ha="right")
+    elif panel.ellipses:  # a path, whose steps are of interest
+        style |= {"linewidth": 1.2, "marker": "o", "markersize": 2.5}
+    elif any(len(other.y) == len(y) and np.allclose(other.y, y, rtol=0.02, atol=0) for other in before):
+        style |= {"linestyle": (0, (3, 3)), "solid_capstyle": "butt"}
+    axes.plot(x[fine], y[fine], **style)
+
+
+def _mark(axes: Axes, mark: Mark, colour: str | None) -> None:
+    if not math.isfinite(mark.x + mark.y):
+        return
+    if colour is None:
+        axes.plot(mark.x, mark.y, "+", color=INK, markersize=14, markeredgewidth=1.8, zorder=2.5)
+    else:
+        axes.plot(mark.x, mark.y, "o", color=colour, markersize=7.5, markeredgecolor=PAPER, zorder=3)
+
+
+def _ellipse(axes: Axes, ellipse: Ellipse) -> None:
+    """The image of a circle under the covariance's root. A label stands in the middle; where the contours are strong,
+    and other things are likely to be there, on top."""
+    angle = np.linspace(0, 2 * np.pi, 121)
+    mean, covariance = (np.array(value, dtype=float) for value in (ellipse.mean, ellipse.covariance))
+    if not np.isfinite(covariance).all() or not np.isfinite(mean).all():
+        return
+    ring = np.linalg.cholesky(covariance) @ np.stack([np.cos(angle), np.sin(angle)])
+    colour = INK if ellipse.strong else MUTED
+    for deviations in (2, 1):
+        x, y = mean[:, None] + deviations * ring
+        axes.fill(x, y, color=colour, alpha=0.08, linewidth=0)
+        axes.plot(x, y, color=colour, linewidth=1.4 if ellipse.strong else 0.9, alpha=0.9)
+    x, y = mean + 2 * covariance[:, 1] / math.sqrt(covariance[1, 1]) if ellipse.strong else mean
+    place: dict[str, Any] = {"xytext": (0, 3), "va": "bottom"} if ellipse.strong else {"xytext": (0, 0), "va": "center"}
+    axes.annotate(ellipse.label, (x, y), textcoords="offset points", color=colour, ha="center", **place)
+
+
+def _power_of_ten(value: float) -> str:
+    exponent = round(math.log10(value))
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _name_clients(axes: Axes, names: Sequence[str]) -> None:

@@ -63,8 +63,14 @@ def decimals(values: Iterable[Any]) -> int:
 
 
 def fixed(value: Any, places: int) -> str:
-    """A number with a given number of decimals; a dash for what is none."""
-    return f"{value:,.{places}f}" if is_number(value) else NONE
+    """A number with a given number of decimals, or with an exponent where they would all be 0; a dash for what is
+    none."""
+    if not is_number(value):
+        return NONE
+    if 0 < abs(value) < min(10**-places / 2, 1e-3):
+        digits, exponent = f"{value:.1e}".split("e")
+        return f"{digits}e{int(exponent)}"
+    return f"{value:,.{places}f}"
 
 
 def number(value: Any) -> str:
