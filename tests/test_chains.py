@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from consilience import guards
 from consilience.cohort import Cohort
 from consilience.data import Dataset, Federation
 from consilience.errors import ConfigError
@@ -288,3 +289,24 @@ def test_settings_that_make_no_sense_for_any_chain_are_refused(kind, settings, m
 def test_settings_that_make_no_sense_are_refused(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
         kind(**settings)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_prior_far_too_stiff_for_the_step_is_followed_and_counted(momentum):
+    task, group = world()
+    stiff = torch.tensor([[1e4], [1e6], [1e6], [1e4]], dtype=torch.float64)
+    prior = Gaussian.of(torch.full((len(SIZES), task.size), 0.3, dtype=torch.float64), stiff)
+    with guards.watch() as acted:
+        got = SGD(lr=0.05, momentum=momentum, epochs=200)(task.gradient(), task.initial(), group, prior=prior)
+    torch.testing.assert_close(got, torch.full_like(got, 0.3), rtol=0, atol=2e-3)
+    assert int(acted["stiff prior"]) == len(SIZES)
+
+
+def test_a_prior_that_the_step_can_follow_is_left_alone():
+    task, group = world()
+    prior = Gaussian.of(torch.zeros(task.size).double(), torch.tensor([19.9], dtype=torch.float64))
+    with guards.watch() as acted:
+        got = SGD(lr=0.05)(task.gradient(), task.initial(), group, prior=prior)
+    assert int(acted["stiff prior"]) == 0
+    expected, _ = by_torch(SGD(lr=0.05), group, 2, energy=lambda theta: 0.5 * 19.9 * theta.square().sum())
+    torch.testing.assert_close(got[2], expected, **EXACT)

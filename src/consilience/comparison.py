@@ -26,6 +26,8 @@ from consilience.metrics import spread
 from consilience.report.panels import Panels
 from consilience.task import Task
 
+MARGINAL = " (marginal)"
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -69,15 +71,19 @@ class Comparison:
         write_atomically(out / "comparison.json", json.dumps(asdict(self), indent=1, ensure_ascii=False))
 
     def table(self) -> Table:
-        """Methods × metrics for the terminal, with the papers' figures where there are any."""
-        metrics = list(dict.fromkeys(row.metric for row in self.rows))
+        """Methods × metrics for the terminal, with the papers' figures where there are any. What a method predicts by
+        its whole posterior has a line of its own."""
+        metrics = list(dict.fromkeys(row.metric.removesuffix(MARGINAL) for row in self.rows))
         table = Table(title=self.title)
-        table.add_column("method")
+        table.add_column("method", no_wrap=True)
         for metric in metrics:
             table.add_column(metric, justify="right")
         cells = {(row.method, row.metric): row for row in self.rows}
         for method in dict.fromkeys(row.method for row in self.rows):
-            table.add_row(method, *(_cell(cells.get((method, metric))) for metric in metrics))
+            for name, kind in ((method, ""), ("  marginal", MARGINAL)):
+                found = [cells.get((method, metric + kind)) for metric in metrics]
+                if any(found):
+                    table.add_row(name, *map(_cell, found))
         return table
 
     def print(self) -> None:
@@ -195,7 +201,7 @@ def _collect(
     for metric, value in evaluation.point.items():
         scores.setdefault((method, metric), []).append(value)
     for metric, value in (evaluation.marginal or {}).items():
-        scores.setdefault((method, f"{metric} (marginal)"), []).append(value)
+        scores.setdefault((method, f"{metric}{MARGINAL}"), []).append(value)
     for client in evaluation.clients:
         for metric, value in client["metrics"].items():
             by_client.setdefault((method, client["name"], metric), []).append(value)

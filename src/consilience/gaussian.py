@@ -102,17 +102,37 @@ class Gaussian:
         if not self.full:
             guards.count("precision floor", self.lam < floor)
             return Gaussian(self.eta, self.lam.clamp_min(floor))
-        # eigh raises on NaN, which would end a round for one client: such a client gets NaN moments, and is rejected.
-        fine = self.lam.isfinite().all(-1).all(-1)[..., None, None]
-        unit = torch.eye(self.lam.shape[-1], dtype=self.lam.dtype, device=self.lam.device)
-        values, vectors = torch.linalg.eigh(torch.where(fine, self.lam, unit))
-        rounding = 4 * values.shape[-1] * torch.finfo(values.dtype).eps
-        least = (values[..., -1:] * rounding).clamp_min(floor)
+        values, vectors, rounding = self._spectrum()
+        least = rounding.clamp_min(floor)
         guards.count("precision floor", values < least)
-        if bool((values >= least).all() & fine.all()):
+        if bool((values >= least).all()):
             return self
-        raised = (vectors * values.maximum(least).unsqueeze(-2)) @ vectors.mT
-        return Gaussian(self.eta, torch.where(fine, raised, torch.nan))
+        return Gaussian(self.eta, (vectors * values.maximum(least).unsqueeze(-2)) @ vectors.mT)
+
+    def informative(self) -> Gaussian:
+        """The same factor, silent wherever its precision is negative: there η and Λ become 0, and are counted. It may
+        be improper; it is a force on something proper, and η without Λ would be a force without bound."""
+        if not self.full:
+            lost = self.lam < 0
+            guards.count("cavity without precision", lost)
+            return Gaussian(self.eta.masked_fill(lost, 0), self.lam.masked_fill(lost, 0))
+        values, vectors, rounding = self._spectrum()
+        kept = values >= -rounding
+        guards.count("cavity without precision", ~kept)
+        if bool(kept.all()):
+            return self
+        held = vectors * kept.unsqueeze(-2)
+        eta = (held @ (held.mT @ self.eta.unsqueeze(-1))).squeeze(-1)
+        return Gaussian(eta, (held * values.unsqueeze(-2)) @ held.mT)
+
+    def _spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Eigenvalues of a full Λ, its eigenvectors, and what rounding cannot tell from 0, [..., 1]."""
+        # eigh raises on NaN, which would end a round for one client: such a client gets NaN, and is rejected.
+        fine = self.lam.isfinite().all(-1).all(-1)[..., None]
+        unit = torch.eye(self.lam.shape[-1], dtype=self.lam.dtype, device=self.lam.device)
+        values, vectors = torch.linalg.eigh(torch.where(fine.unsqueeze(-1), self.lam, unit))
+        values = torch.where(fine, values, torch.nan)
+        return values, vectors, values[..., -1:].abs() * (4 * values.shape[-1] * torch.finfo(values.dtype).eps)
 
     @property
     def mean(self) -> Tensor:

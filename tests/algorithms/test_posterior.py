@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import consilience as cs
+from consilience import guards
 from consilience.algorithms.fedep import Site
 from consilience.algorithms.fedpa import by_covariance, by_variances
+from consilience.algorithms.natural import Believed
 from consilience.errors import ConfigError
 from consilience.records import leaves, nbytes, rows
-from scenarios import linear
+from scenarios import blobs, linear
 
 ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -213,8 +215,8 @@ def test_a_cavity_that_lost_its_precision_is_floored_and_counted(world):
     algorithm = cs.FedEP(LAPLACE)
     heavy = tampered(lambda factor: cs.Gaussian(factor.eta, 1e6 * factor.lam), at=2)
     run = fit(algorithm, world, rounds=6, callbacks=[heavy])
-    assert "precision floor" not in run.history[1]["guards"]
-    assert run.history[2]["guards"]["precision floor"] >= P  # every coordinate of one client
+    assert "cavity without precision" not in run.history[1]["guards"]
+    assert run.history[2]["guards"]["cavity without precision"] >= P  # every coordinate of one client
     for _, leaf in (*leaves(run.server), *leaves(everyone(run))):
         assert bool(leaf.isfinite().all())
     assert not any(line["rejected"] for line in run.history)
@@ -434,3 +436,35 @@ def test_a_network_of_one_layer_learns_with_every_inference():
     for infer in INFERENCES.values():
         run = fit(cs.FedEP(infer, prior=PRIOR), (task, federation), rounds=10)
         assert run.evaluate(federation.data).point["accuracy"] > 0.9, infer.letter
+
+
+@pytest.mark.parametrize("server", [cs.Momentum(0.5, 0.9), cs.Momentum(1.0, 0.95)])
+def test_momentum_does_not_turn_precisions_negative(server):
+    task, federation, _ = blobs()
+    train = cs.SGD(lr=0.1, momentum=0.9, epochs=3, batch=8, weight_decay=1e-3)
+    method = cs.FedEP(cs.Laplace(train, kappa=20.0, s0=0.0, epochs=1), server)
+    run = cs.fit(
+        method,
+        task,
+        federation,
+        rounds=60,
+        cohort=3,
+        engine=cs.Simulator(device="cpu", chunk=3, workers=1),
+        progress=False,
+    )
+    assert bool((run.posterior.lam > 0).all())
+    assert any("overshoot refused" in line["guards"] for line in run.history)
+    assert not any(line["rejected"] for line in run.history)
+
+
+def test_a_step_that_overshoots_in_precision_is_refused_unless_the_factors_say_so():
+    before = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    method = cs.FedEP(server=cs.Momentum(1.0, 0.9))
+    memory = method.server.start(cs.Gaussian(before, before))
+    memory = replace(memory, first=cs.Gaussian(torch.zeros(4), torch.tensor([-2.0, 0.0, -1.0, 0.5])))
+    change = cs.Gaussian(torch.zeros(4), torch.tensor([0.0, -0.95, -1.5, 0.25]))
+    with guards.watch() as acted:
+        after = method.fuse(Believed(cs.Gaussian(before, before), memory), change)
+    torch.testing.assert_close(after.q.lam, torch.tensor([1.0, 0.05, 1.0, 1.7]))
+    torch.testing.assert_close(after.memory.first.lam, torch.tensor([0.0, -0.95, 0.0, 0.7]))
+    assert int(acted["overshoot refused"]) == 2

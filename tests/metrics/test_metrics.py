@@ -17,7 +17,7 @@ from torch import Tensor
 
 from consilience import metrics
 from consilience.errors import DataError
-from consilience.metrics import Reliability
+from consilience.metrics import Reliability, best, rounds_to, running_means
 
 
 def predictions(seed: int, n: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -187,3 +187,12 @@ def test_direction(metric: str, better: int) -> None:
 def test_metrics_do_not_load_the_report_s_libraries() -> None:
     code = "import sys, consilience.metrics; sys.exit('matplotlib' in sys.modules or 'jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_running_means_are_over_the_rounds_that_were_measured() -> None:
+    curve = [(5, 0.2), (10, 0.4), (15, 0.9), (20, 0.7)]
+    assert running_means(curve, 10) == [(10, pytest.approx(0.3)), (15, pytest.approx(0.65)), (20, pytest.approx(0.8))]
+    assert best(curve, 10) == pytest.approx(0.8)
+    assert best(curve, 21) is None
+    assert rounds_to(curve, 0.6, 10) == 15
+    assert rounds_to(curve, 0.9, 10) is None

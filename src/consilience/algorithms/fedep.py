@@ -47,7 +47,7 @@ class FedEP(Natural):
     def local(self, task: Task, message: Gaussian, state: Site, cohort: Cohort) -> tuple[Gaussian, Site]:
         """Cavity, tilted, Δ, site."""
         q = message
-        cavity = (q / state.factor).proper(floor=0.0)
+        cavity = (q / state.factor).informative()
         tilted = self.infer(task, cavity, q.mean, cohort)
         delta = self.damped(self.infer.refinement(tilted, q), cohort)
         return delta, Site(*self._on_sites.step(state.factor, delta, state.memory))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from consilience import guards
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged
 from consilience.cohort import Cohort, Info
@@ -12,7 +13,7 @@ from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference import Identity, Tilted
 from consilience.optimizers import Moments, Momentum, ServerOptimizer, carry_over
-from consilience.records import record
+from consilience.records import record, tree_map
 from consilience.task import Task
 
 
@@ -74,18 +75,23 @@ class Natural(Algorithm):
     def fuse(self, server: Believed, update: Gaussian) -> Believed:
         """A server step along the product of the Δ_k."""
         q, memory = self.server.step(server.q, update, server.memory)
-        return Believed(q if q.full else q.proper(_least(server.q.lam, update.lam)), memory)
+        return Believed(q, memory) if q.full else _without_overshoot(server.q, update, q, memory)
 
     def posterior(self, server: Believed) -> Gaussian:
         """q."""
         return server.q
 
 
-def _least(lam: Tensor, change: Tensor) -> Tensor:
-    """How low a precision may fall in a step. An optimiser's momentum may overshoot, and where a precision turns
-    negative there is no mean: it keeps a tenth of itself, unless the product of the factors itself says less."""
-    tenth, plain = lam / 10, lam + change
-    return torch.where(plain > 0, torch.minimum(tenth, plain), tenth)
+def _without_overshoot(before: Gaussian, update: Gaussian, after: Gaussian, memory: Moments) -> Believed:
+    """An optimiser's momentum may carry a precision past zero, where there is no mean. A coordinate that would keep less
+    than a tenth of its precision, and less than the factors themselves would leave it, stays where it was and forgets
+    its momentum; counted."""
+    plain = before.lam + update.lam
+    refused = (after.lam < before.lam / 10) & ((plain <= 0) | (after.lam < plain))
+    guards.count("overshoot refused", refused)
+    q = Gaussian(torch.where(refused, before.eta, after.eta), torch.where(refused, before.lam, after.lam))
+    first = tree_map(lambda m: m.masked_fill(refused, 0), memory.first)
+    return Believed(q, Moments(first, memory.second))
 
 
 def _inherited(before: object, q: Gaussian, fresh: Moments) -> Moments:

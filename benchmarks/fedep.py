@@ -1,0 +1,180 @@
+"""What FedEP costs: seconds a round beside FedAvg's, and rounds and memory as the number of clients grows.
+
+    python benchmarks/fedep.py                     # both tables, about ten minutes on two cores
+    python benchmarks/fedep.py overhead --repeats 15
+    python benchmarks/fedep.py scale
+
+Overhead: MNIST by writer (noise of the same shape where it is not at hand), MLP 784-200-10, 20 writers a round, 5 epochs
+in batches of 20, momentum, as in `consilience reproduce fedep-mnist-writers`. All methods start from the same rounds of
+FedAvg, follow the plan that FedAvg's session chose, and meet the same clients. They take turns, a block of rounds each,
+in an order that changes, so that whatever else the machine does hits them alike; the first round of a block, which finds
+the others' data in the caches, is not counted. A ratio is of one block's median round to FedAvg's in the same turn.
+
+Scale: logistic regression (64 → 10) on noise, 5 examples a client. Each number of clients has a process of its own, where
+FedAvg and FedSEP(I) take turns with both sizes of cohort. Memory is what that process holds beyond what it held when the
+data was ready: most of it in all rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import torch
+
+import consilience as cs
+from consilience import keys
+from consilience.engines.simulator import Simulator
+from consilience.engines.states import InMemory
+from consilience.engines.workers import give_memory_back
+from consilience.errors import DataError
+from consilience.models import logistic, mlp
+from consilience.recipes.fedep import MNIST_WRITERS
+from simulator import family, images, proportional, seconds
+
+RIVALS = ("FedEP(I)", "FedSEP(I)", "FedEP(L)", "FedEP(V)")
+COHORT, BLOCK, WARM = 20, 3, 5
+CLIENTS, COHORTS, EXAMPLES = (3_424, 34_247, 342_477), (10, 100), 5
+
+
+class Contestant:
+    """A method with its session, round by round as `fit` would run it."""
+
+    def __init__(self, algorithm, task, federation, cohort, initial=None, plan=None, engine=None):
+        self.algorithm, self.cohort = algorithm, cohort
+        self.session = (engine or Simulator(device="cpu")).open(
+            algorithm, task, federation, seed=0, cohort=cohort, rounds=1000, plan=plan
+        )
+        ready, sizes = self.session.task, federation.sizes.float().unsqueeze(1)
+        counts = (torch.tensor(value) for value in (0, len(federation), federation.examples))
+        info = cs.Info(ready.initial() if initial is None else initial, *counts)
+        self.server = algorithm.start(ready, info)
+        self.states = InMemory(lambda ids: algorithm.client(ready, info, sizes[ids]))
+
+    def round(self, number):
+        key = keys.key(0, purpose="cohort", round=number)
+        ids = keys.sample(key, len(self.session.federation), self.cohort)
+        share, _ = self.session.round(self.server, self.states, ids, number)
+        self.server = self.algorithm.fuse(self.server, share.update)
+
+
+def writers():
+    try:
+        return cs.partition.by_group(cs.load("mnist-writers").train, "writer")
+    except DataError:
+        return cs.partition.iid(images(), 539)
+
+
+def overhead(repeats):
+    federation = writers()
+    torch.manual_seed(0)
+    task = cs.Classification(mlp((1, 28, 28), 10))
+    warm = Contestant(MNIST_WRITERS.method("FedAvg"), task, federation, COHORT)
+    for number in range(1, WARM + 1):
+        warm.round(number)
+    start, plan = warm.server.model.mean, warm.session.plan
+    crew = {
+        name: Contestant(MNIST_WRITERS.method(name), task, federation, COHORT, start, plan)
+        for name in ("FedAvg", *RIVALS)
+    }
+    warm.session.close()
+    order, ratios = list(crew), {name: [] for name in crew}
+    every = {name: [] for name in crew}
+    for turn in range(repeats + 1):  # the first warms up
+        numbers = range(WARM + 1 + turn * BLOCK, WARM + 1 + (turn + 1) * BLOCK)
+        block = {name: [seconds(crew[name].round, number) for number in numbers][1:] for name in order}
+        order = order[1:] + order[:1]
+        if turn:
+            for name, times in block.items():
+                ratios[name].append(statistics.median(times) / statistics.median(block["FedAvg"]))
+                every[name] += times
+    for contestant in crew.values():
+        contestant.session.close()
+    print(f"Overhead: {len(federation)} clients of {federation.data.name}, {COHORT} a round; {machine()}")
+    print(f"plan: {plan.chunk} clients at once, {plan.workers} worker(s), {plan.threads or 'all'} thread(s) each")
+    print(f"{'method':10} {'s a round':>10} {'over FedAvg':>12} {'quartiles':>14}   ({repeats} turns)")
+    for name in crew:
+        low, middle, high = statistics.quantiles(ratios[name], n=4)
+        print(f"{name:10} {statistics.median(every[name]):10.3f} {middle:11.2f}x {low:6.2f}-{high:.2f}x", flush=True)
+
+
+def scale(repeats):
+    print(f"Scale: {EXAMPLES} examples a client, logistic regression 64 -> 10, one by one thread; {machine()}")
+    print(f"{'clients':>8} {'cohort':>7} {'FedAvg ms':>10} {'FedSEP(I) ms':>13} {'beyond data':>12} {'data':>9}")
+    for clients in CLIENTS:
+        words = [sys.executable, __file__, "scale", "--repeats", str(repeats), "--clients", str(clients)]
+        found = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
+        for cohort in COHORTS:
+            ms = {name: 1e3 * found["seconds"][f"{name} {cohort}"] for name in ("FedAvg", "FedSEP(I)")}
+            print(
+                f"{clients:8,} {cohort:7} {ms['FedAvg']:10.2f} {ms['FedSEP(I)']:13.2f} "
+                f"{found['beyond']:8.0f} MiB {found['data']:5.0f} MiB",
+                flush=True,
+            )
+
+
+def alone(clients, repeats):
+    """One number of clients, in a process of its own."""
+    made = torch.Generator().manual_seed(0)
+    total = clients * EXAMPLES
+    x = torch.randint(256, (total, 64), generator=made, dtype=torch.uint8)
+    data = cs.Dataset(x, torch.randint(10, (total,), generator=made), scale=torch.tensor(1 / 255), name="noise")
+    federation = cs.partition.iid(data, clients)
+    torch.manual_seed(0)
+    task = cs.Classification(logistic((64,), 10))
+    before = held()
+    engine = Simulator(device="cpu", workers=1, threads=1)
+    train = cs.SGD(lr=0.1, batch=EXAMPLES)
+    methods = {"FedAvg": cs.FedAvg(train), "FedSEP(I)": cs.FedSEP(cs.Identity(train))}
+    crew = {
+        f"{name} {cohort}": Contestant(method, task, federation, cohort, engine=engine)
+        for name, method in methods.items()
+        for cohort in COHORTS
+    }
+    times, most = {name: [] for name in crew}, 0.0
+    for number in range(1, 20 * repeats + 11):
+        for name, contestant in crew.items():
+            times[name].append(seconds(contestant.round, number))
+        if number % 20 == 0:
+            most = max(most, family_memory())
+    typical = {name: statistics.median(values[10:]) for name, values in times.items()}
+    size = sum(t.nbytes for t in (x, data.y, federation.order, federation.offsets)) / 2**20
+    print(json.dumps({"seconds": typical, "beyond": most - before, "data": size}))
+
+
+def held():
+    """Memory when nothing is going on."""
+    gc.collect()
+    give_memory_back()
+    return family_memory()
+
+
+def family_memory():
+    return sum(proportional(pid) for pid in family(os.getpid()))
+
+
+def machine():
+    return f"{os.cpu_count()} CPU cores, torch {torch.__version__} with {torch.get_num_threads()} threads"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["overhead", "scale"], help="one of the tables; both if left out")
+    parser.add_argument("--repeats", type=int, default=9, help="turns of each")
+    parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.clients:
+        alone(options.clients, options.repeats)
+        return
+    for what, table in {"overhead": overhead, "scale": scale}.items():
+        if options.what in (None, what):
+            table(options.repeats)
+
+
+if __name__ == "__main__":
+    main()
