@@ -83,9 +83,9 @@ class Natural(Algorithm):
 
 
 def _without_overshoot(before: Gaussian, update: Gaussian, after: Gaussian, memory: Moments) -> Believed:
-    """An optimiser's momentum may carry a precision past zero, where there is no mean. A coordinate that would keep less
-    than a tenth of its precision, and less than the factors themselves would leave it, stays where it was and forgets
-    its momentum; counted."""
+    """An optimiser's momentum may carry a precision past zero, where there is no mean. A coordinate that would keep
+    less than a tenth of its precision, and less than the factors themselves would leave it, stays where it was and
+    forgets its momentum; counted."""
     plain = before.lam + update.lam
     refused = (after.lam < before.lam / 10) & ((plain <= 0) | (after.lam < plain))
     guards.count("overshoot refused", refused)

@@ -20,6 +20,7 @@ from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Laplace, Newton
 from consilience.metrics import spread
 from consilience.recipes.base import Options, Recipe
+from consilience.report.panels import Curve, Panel, Panels
 from consilience.task import MultiLabel
 
 TEXT = (
@@ -88,21 +89,39 @@ def run(options: Options) -> Comparison:
     reference, (task, hospitals), start = Reference.read(), setting(), time.perf_counter()
     engine = Simulator(device="cpu", precision="float64", chunk=4, workers=1, threads=1)
     rows: list[Row] = []
+    paths: dict[str, list[dict[str, float]]] = {}
     for name, (method, rounds) in methods().items():
         scores: dict[str, list[float]] = {}
         for seed in range(options.seeds):
             if options.announce is not None:
                 options.announce(name, seed)
+            path: list[dict[str, float]] = []
             few = min(rounds, 6) if options.quick else rounds
-            done = fit(method, task, hospitals, rounds=few, seed=seed, engine=engine, progress=False)
-            for metric, value in reference.errors(done).items():
+            follow = [lambda done, _, path=path: path.append(reference.errors(done))]
+            fit(method, task, hospitals, rounds=few, seed=seed, engine=engine, progress=False, callbacks=follow)
+            paths.setdefault(name, path)
+            for metric, value in path[-1].items():
                 scores.setdefault(metric, []).append(value)
         rows += [Row(name, metric, *spread(values), len(values)) for metric, values in scores.items()]
     command = "consilience reproduce fedep-hospitals" + (" --quick" if options.quick else "")
-    title = "The posterior of four hospitals"
-    result = Comparison(title, TEXT, command, time.perf_counter() - start, rows)
+    seconds = time.perf_counter() - start
+    result = Comparison("The posterior of four hospitals", TEXT, command, seconds, rows, figures=[figure(paths)])
     result.save(options.out)
     return result
+
+
+def figure(paths: dict[str, list[dict[str, float]]]) -> Panels:
+    """The errors of the first seed, round by round."""
+    panels = []
+    for metric in ("mean error", "sd error"):
+        curves = [
+            Curve(name, [float(i + 1) for i in range(len(path))], [errors[metric] for errors in path])
+            for name, path in paths.items()
+            if metric in path[0]
+        ]
+        panels.append(Panel(metric, curves, x_label="round", log=True))
+    caption = "Distance from the pooled posterior, in posterior standard deviations and as a share of them; first seed."
+    return Panels("Round by round", caption, panels)
 
 
 RECIPE = Recipe("fedep-hospitals", "FedEP's posterior of four hospitals against NUTS on their pooled data", run)
