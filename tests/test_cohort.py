@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from consilience.cohort import Cohort
-from consilience.data import Dataset, Federation
+from consilience.data import Compose, Crop, Dataset, Federation, Flip
 from consilience.gaussian import Gaussian
 from consilience.task import Classification
 
@@ -227,3 +227,16 @@ def test_no_global_generator_is_touched():
     seen(group, 0, 20)
     group.noise(2, 3, tag="a")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_means_see_inputs_as_evaluation_does():
+    images = torch.arange(6 * 36.0).view(6, 1, 6, 6)
+    fed = Federation.from_owner(Dataset(images, torch.zeros(6, dtype=torch.int64)), torch.tensor([0, 0, 0, 0, 1, 1]))
+    crop = Compose((Crop(4), Flip()))
+    both = Cohort(fed, torch.tensor([0, 1]), round=1, round_size=2, seed=0, augment=crop)
+
+    def average(theta, batch, shared):
+        return (batch.x * batch.w[..., None, None, None]).sum(1) / batch.w.sum(1)[..., None, None, None]
+
+    expected = torch.stack([crop.evaluation(images[rows]).mean(0) for rows in (slice(4), slice(4, 6))])
+    torch.testing.assert_close(both.mean(average, torch.zeros(2, 1), 3), expected)

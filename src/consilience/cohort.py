@@ -17,6 +17,9 @@ from consilience.records import Tree, record, rows
 from consilience.task import Batch
 
 
+Change = Callable[[Tensor, Tensor], Tensor]  # of inputs [K, B, ...] by keys [K]
+
+
 @record
 class Info:
     """What every algorithm may know of a federation before it starts."""
@@ -85,10 +88,10 @@ class Cohort:
         tag: str = "mean",
     ) -> Tensor:
         """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, a mean over its batch, [K, ...];
-        examples in their order, batches of `size`, no augmentation. Another `tag` gives `fn` other random numbers."""
+        examples in their order, batches of `size`, inputs as in evaluation. Another `tag` gives `fn` other random numbers."""
         in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
         total: Tensor | None = None
-        for k, batch in self._batches(in_order, size, tag, None, least=1):
+        for k, batch in self._batches(in_order, size, tag, self._as_evaluated, least=1):
             value = fn(theta[:k], batch, *rows(own, slice(k)), shared=shared)
             value = value[0] if isinstance(value, tuple) else value
             if total is None:
@@ -97,6 +100,9 @@ class Cohort:
             total[:k] += value * share.view(-1, *[1] * (value.dim() - 1))
         assert total is not None  # the longest client has at least one example
         return total
+
+    def _as_evaluated(self, x: Tensor, key: Tensor) -> Tensor:
+        return x if self._augment is None else self._augment.evaluation(x)
 
     def noise(self, k: int, *shape: int, tag: str) -> Tensor:
         """Standard normal [k, *shape]; the same `tag` gives the same noise within a round."""
@@ -107,7 +113,7 @@ class Cohort:
         self.notes.update(values)
 
     def _batches(
-        self, positions: Tensor, size: int, purpose: str, augment: Augmentation | None, least: int = 0
+        self, positions: Tensor, size: int, purpose: str, change: Change | None, least: int = 0
     ) -> Iterator[tuple[int, Batch]]:
         width = positions.shape[1]
         size = min(size, self._largest)
@@ -125,15 +131,15 @@ class Cohort:
             k = int((self._sizes > step * size).sum())
             yield (
                 k,
-                self._gather(index, weight, slice(step * size, (step + 1) * size), k, f"{purpose} {step}", augment),
+                self._gather(index, weight, slice(step * size, (step + 1) * size), k, f"{purpose} {step}", change),
             )
 
     def _gather(
-        self, index: Tensor, weight: Tensor, columns: slice, k: int, purpose: str, augment: Augmentation | None
+        self, index: Tensor, weight: Tensor, columns: slice, k: int, purpose: str, change: Change | None
     ) -> Batch:
         chosen, data = index[:k, columns], self.federation.data
         key = keys.fold(self._key[:k], purpose)
         x = data.inputs(chosen, self.dtype)
-        if augment is not None:
-            x = augment(x, key)
+        if change is not None:
+            x = change(x, key)
         return Batch(x, data.targets(chosen, self.dtype), weight[:k, columns], key)

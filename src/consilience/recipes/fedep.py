@@ -271,8 +271,8 @@ CIFAR10 = Benchmark(
     setting=cifar10,
     train=SGD(lr=0.01, momentum=0.9, epochs=3, batch=20, weight_decay=1e-4),
     server=Momentum(lr=1.0),
-    rounds=120,
-    switch=60,
+    rounds=80,
+    switch=40,
     cohort=10,
     kappa=500,
     s0=0.0,
@@ -282,7 +282,7 @@ CIFAR10 = Benchmark(
     ngvi_samples=2,
     target=0.35,
     window=20,
-    every=5,
+    every=10,
 )
 
 RECIPES = (CIFAR100.recipe(1), EMNIST62.recipe(1), MNIST_WRITERS.recipe(3), CIFAR10.recipe(3))
