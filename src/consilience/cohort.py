@@ -16,7 +16,6 @@ from consilience.errors import ConsilienceError
 from consilience.records import Tree, record, rows
 from consilience.task import Batch
 
-
 Change = Callable[[Tensor, Tensor], Tensor]  # of inputs [K, B, ...] by keys [K]
 
 
@@ -88,7 +87,7 @@ class Cohort:
         tag: str = "mean",
     ) -> Tensor:
         """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, a mean over its batch, [K, ...];
-        examples in their order, batches of `size`, inputs as in evaluation. Another `tag` gives `fn` other random numbers."""
+        examples in their order, batches of `size`, inputs as in evaluation. Another `tag` is other random numbers."""
         in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
         total: Tensor | None = None
         for k, batch in self._batches(in_order, size, tag, self._as_evaluated, least=1):
