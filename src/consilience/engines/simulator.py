@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -147,11 +149,23 @@ class Session:
         """All of a round's clients: (their share, bytes sent down). Commits the accepted clients' new states."""
         self.settle(server, states, ids, round)
         ids = self._longest_first(ids)
-        message, kept = self._algorithm.message(server, ids), states.gather(ids)
-        share = self._everyone(ids, message, kept, round)
-        states.commit(torch.tensor(share.accepted, dtype=torch.int64), share.states, round)
+        with self._cores_for_workers():
+            message, kept = self._algorithm.message(server, ids), states.gather(ids)
+            share = self._everyone(ids, message, kept, round)
+            states.commit(torch.tensor(share.accepted, dtype=torch.int64), share.states, round)
         shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
         return _by_id(share, self._algorithm.additive), shared * len(ids) + own
+
+    @contextmanager
+    def _cores_for_workers(self) -> Iterator[None]:
+        """One thread here while workers have the cores: more would wait for each other at every copy of a state."""
+        before = torch.get_num_threads()
+        if self._pool is not None:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _longest_first(self, ids: Tensor) -> Tensor:
         return ids[self.federation.sizes[ids].argsort(descending=True, stable=True)]
@@ -223,10 +237,11 @@ class Session:
         self._start(plan)
         message, kept = self._algorithm.message(server, ids), states.gather(ids)
         seconds = []
-        for _ in range(4):
-            start = time.perf_counter()
-            self._everyone(ids, message, kept, self._probed, _PROBE_STEPS)
-            seconds.append(time.perf_counter() - start)
+        with self._cores_for_workers():
+            for _ in range(4):
+                start = time.perf_counter()
+                self._everyone(ids, message, kept, self._probed, _PROBE_STEPS)
+                seconds.append(time.perf_counter() - start)
         self.close()
         return min(seconds[1:])
 
