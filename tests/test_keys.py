@@ -149,12 +149,24 @@ def test_all_permutations_are_equally_likely():
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("population", "count"), [(10, 3), (10, 10), (10, 12), (1, 1), (1000, 999)])
+SAMPLES = [(10, 3), (10, 10), (10, 12), (1, 1), (1000, 999), (342_477, 10), (70_000, 35_000), (70_000, 35_001)]
+
+
+@pytest.mark.parametrize(("population", "count"), SAMPLES)
 def test_a_sample_is_ascending_without_replacement(population, count):
     chosen = keys.sample(keys.key(1, purpose="cohort"), population, count)
     assert len(chosen) == min(population, count)
     assert bool((chosen.diff() > 0).all())
     assert 0 <= int(chosen.min()) <= int(chosen.max()) < population
+
+
+def test_in_a_large_population_everybody_is_sampled_equally_often():
+    rounds, population, count = 40, 100_000, 20_000
+    chosen = torch.cat([keys.sample(keys.key(SEED, purpose="c", round=r), population, count) for r in range(rounds)])
+    times = chosen.bincount(minlength=population).double()
+    share = count / population
+    assert float(times.var()) == pytest.approx(rounds * share * (1 - share), rel=0.02)
+    assert stats.chisquare(chosen.div(1000, rounding_mode="floor").bincount().numpy()).pvalue > 1e-3
 
 
 def test_everybody_is_sampled_equally_often():

@@ -15,6 +15,7 @@ from torch import Tensor
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_LARGE = 1 << 16
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
@@ -69,10 +70,18 @@ def permutations(key: Tensor, sizes: Tensor, width: int) -> Tensor:
 
 
 def sample(key: Tensor, population: int, count: int) -> Tensor:
-    """`count` of 0..population-1 without replacement, ascending."""
+    """`count` of 0..population-1 without replacement, ascending. In a large population they are drawn one by one, again
+    where somebody was drawn before, so that the work does not grow with those who are not drawn."""
     if count >= population:
         return torch.arange(population)
-    return bits(key, population).topk(count, largest=False).indices.sort().values
+    if population < _LARGE or count > population // 2:
+        return bits(key, population).topk(count, largest=False).indices.sort().values
+    chosen: dict[int, None] = {}
+    draws = count
+    while len(chosen) < count:
+        draws *= 2
+        chosen = dict.fromkeys((_shift(bits(key, draws), 1) % population).tolist())
+    return torch.tensor(list(chosen)[:count]).sort().values
 
 
 def generator(key: Tensor, device: torch.device | str = "cpu") -> torch.Generator:
