@@ -39,13 +39,7 @@ def reproduce(tmp_path, monkeypatch, capsys):
     torch.set_num_threads(threads)
 
 
-def quick(name):
-    # Laplace sees whole images of 32 × 32 where the network was made for crops of 24 × 24.
-    marks = [pytest.mark.xfail(reason="Cohort.mean leaves out the fixed crop")] if name == "fedep-cifar10" else []
-    return pytest.param(name, marks=marks)
-
-
-@pytest.mark.parametrize("name", [quick(name) for name in RECIPES])
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, monkeypatch):
     if name in WRITTEN:
         WRITTEN[name](tmp_path / "data")
