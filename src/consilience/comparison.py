@@ -79,11 +79,12 @@ class Comparison:
         for metric in metrics:
             table.add_column(metric, justify="right")
         cells = {(row.method, row.metric): row for row in self.rows}
+        most = max((row.n for row in self.rows), default=1)
         for method in dict.fromkeys(row.method for row in self.rows):
             for name, kind in ((method, ""), ("  marginal", MARGINAL)):
                 found = [cells.get((method, metric + kind)) for metric in metrics]
                 if any(found):
-                    table.add_row(name, *map(_cell, found))
+                    table.add_row(name, *(_cell(row, most) for row in found))
         return table
 
     def print(self) -> None:
@@ -91,15 +92,12 @@ class Comparison:
         Console(markup=False).print(self.table())
 
 
-def _cell(row: Row | None) -> str:
+def _cell(row: Row | None, most: int) -> str:
     if row is None:
         return ""
-    deviation = "" if row.std is None else f" ± {_number(row.std)}"
-    return f"{_number(row.mean)}{deviation}" + ("" if row.paper is None else f" (paper {row.paper:g})")
-
-
-def _number(value: float) -> str:
-    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
+    deviation = "" if row.std is None else f" ± {row.std:.3f}"
+    some = "" if row.n == most else f" ({row.n} of {most})"  # the others never got there
+    return f"{row.mean:.3f}{deviation}{some}" + ("" if row.paper is None else f" (paper {row.paper:g})")
 
 
 def compare(

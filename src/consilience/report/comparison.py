@@ -65,7 +65,10 @@ def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[st
 def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over: str) -> Section:
     """Methods × metrics, the best of each metric emphasised, with the paper's figures where there are any."""
     metrics = text.in_order(str(row["metric"]) for row in rows)
-    columns = [result_column(metric, [row for row in rows if row["metric"] == metric], methods) for metric in metrics]
+    most = max((row.get("n") or 1 for row in rows), default=1)
+    columns = [
+        result_column(metric, [row for row in rows if row["metric"] == metric], methods, most) for metric in metrics
+    ]
     head = ["method", *(name for names, _ in columns for name in names)]
     listed = [method for method in methods if any(row["method"] == method for row in rows)]
     table = [
@@ -81,20 +84,17 @@ def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over:
 
 def result_caption(rows: Sequence[dict[str, Any]], over: str) -> str:
     """How to read the table."""
-    counts = sorted({row["n"] for row in rows if row.get("n")})
-    if not counts or counts[-1] == 1:
-        about = f"One {over.removesuffix('s')}."
-    else:
-        count = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-        about = f"Mean ± sample standard deviation over {count} {over}."
+    most = max((row.get("n") or 1 for row in rows), default=1)
+    about = f"Mean ± sample standard deviation over {most} {over}." if most > 1 else f"One {over.removesuffix('s')}."
     paper = " In grey, the figures of the paper." if any(row.get("paper") is not None for row in rows) else ""
     return f"{about} Bold: best by its mean, in the direction of the arrow.{paper} Click a heading to sort."
 
 
 def result_column(
-    metric: str, rows: Sequence[dict[str, Any]], methods: Sequence[str]
+    metric: str, rows: Sequence[dict[str, Any]], methods: Sequence[str], most: int
 ) -> tuple[list[str], dict[str, list[Cell]]]:
-    """The head and cells of one metric: our mean ± spread, and the paper's figure if any method has one."""
+    """The head and cells of one metric: our mean ± spread, over how many runs if not over all (`most`), and the paper's
+    figure if any method has one."""
     value = {str(row["method"]): row for row in rows}
     means: list[Any] = [row.get("mean") for row in rows]
     places, way = text.decimals(means), direction(metric)
@@ -106,6 +106,8 @@ def result_column(
         row = value.get(method, {})
         shown = text.fixed(row.get("mean"), places)
         around = f"± {text.fixed(row['std'], places)}" if text.is_number(row.get("std")) else ""
+        if 0 < (row.get("n") or 0) < most:  # some runs never got there
+            around = f"{around} ({row['n']} of {most})".strip()
         sort = row["mean"] if text.is_number(row.get("mean")) else ""
         cells[method] = [Cell(shown, around, sort, best=shown == best)]
         if paper:
