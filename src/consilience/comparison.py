@@ -26,7 +26,7 @@ from consilience.metrics import spread
 from consilience.report.panels import Panels
 from consilience.task import Task
 
-MARGINAL = " (marginal)"
+MARGINAL = " (marginal)"  # ends the names of scores of the posterior average
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Gaussian:
         a, b = self.lam, other.lam
         if self.full != other.full:
             a, b = (g.lam if g.full else torch.diag_embed(g.lam.expand_as(g.eta)) for g in (self, other))
-        return Gaussian(self.eta + sign * other.eta, a + sign * b)
+        return Gaussian(torch.add(self.eta, other.eta, alpha=sign), torch.add(a, b, alpha=sign))
 
     def __mul__(self, other: Gaussian) -> Gaussian:
         return self._combine(other, 1)

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -25,10 +26,15 @@ class States(ABC):
     def __init__(self, fresh: Fresh, device: torch.device | str = "cpu") -> None:
         self._fresh, self.device = fresh, torch.device(device)
 
+    @cached_property
+    def _one(self) -> Tree:
+        """A state, for its shapes."""
+        return to(self._fresh(torch.tensor([0])), self.device)
+
     def gather(self, ids: Tensor) -> Tree:
         """The states of `ids`, stacked; None for a stateless method."""
         new = [i for i, client in enumerate(ids.tolist()) if client not in self]
-        made = to(self._fresh(ids[new] if new else ids[:1]), self.device)
+        made = to(self._fresh(ids[new]), self.device) if new else self._one
         if made is None or len(new) == len(ids):
             return made
         at = {i: row for row, i in enumerate(new)}
@@ -38,8 +44,7 @@ class States(ABC):
         """Keep the new states of clients whose updates were accepted, after a check of shapes and dtypes."""
         if not len(ids):
             return
-        one = to(self._fresh(ids[:1]), self.device)
-        check(states, tree_map(lambda leaf: leaf.expand(len(ids), *leaf.shape[1:]), one), "client state")
+        check(states, tree_map(lambda leaf: leaf.expand(len(ids), *leaf.shape[1:]), self._one), "client state")
         if states is None:
             return
         for i, client in enumerate(ids.tolist()):

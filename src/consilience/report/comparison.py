@@ -16,6 +16,7 @@ from consilience.report.reading import RunFiles, read_json
 from consilience.report.run import BETTER, KINDS, curve_caption, footer, label_section, reliability_caption
 
 MAX_DRAWN = 24
+MARGINAL = " (marginal)"  # ends the names of scores of the posterior average
 ARROW = {1: " ↑", -1: " ↓", 0: ""}
 Runs = Mapping[str, Sequence[RunFiles]]
 
@@ -63,23 +64,31 @@ def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[st
 
 
 def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over: str) -> Section:
-    """Methods × metrics, the best of each metric emphasised, with the paper's figures where there are any."""
+    """Methods × metrics, the best of each metric emphasised, with the paper's figures where there are any. What a
+    method predicts by its whole posterior has a line of its own."""
+    rows = [_in_own_line(row) for row in rows]
     metrics = text.in_order(str(row["metric"]) for row in rows)
     most = max((row.get("n") or 1 for row in rows), default=1)
+    lines = [(method, line) for method in methods for line in (method, f"{method}, marginal")]
+    listed = [(method, line) for method, line in lines if any(row["method"] == line for row in rows)]
+    names = [line for _, line in listed]
     columns = [
-        result_column(metric, [row for row in rows if row["metric"] == metric], methods, most) for metric in metrics
+        result_column(metric, [row for row in rows if row["metric"] == metric], names, most) for metric in metrics
     ]
-    head = ["method", *(name for names, _ in columns for name in names)]
-    listed = [method for method in methods if any(row["method"] == method for row in rows)]
+    head = ["method", *(name for heads, _ in columns for name in heads)]
     table = [
-        [
-            Cell(method, swatch=series(methods.index(method))),
-            *(cell for _, cells in columns for cell in cells[method]),
-        ]
-        for method in listed
+        [Cell(line, swatch=series(methods.index(method))), *(cell for _, cells in columns for cell in cells[line])]
+        for method, line in listed
     ]
     caption = result_caption(rows, over)
     return Section("Results", tables=[Table(head, table, caption)] if table else [])
+
+
+def _in_own_line(row: dict[str, Any]) -> dict[str, Any]:
+    metric = str(row["metric"])
+    if not metric.endswith(MARGINAL):
+        return row
+    return {**row, "method": f"{row['method']}, marginal", "metric": metric.removesuffix(MARGINAL)}
 
 
 def result_caption(rows: Sequence[dict[str, Any]], over: str) -> str:
