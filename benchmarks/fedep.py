@@ -4,15 +4,16 @@
     python benchmarks/fedep.py overhead --repeats 15
     python benchmarks/fedep.py scale
 
-Overhead: MNIST by writer (noise of the same shape where it is not at hand), MLP 784-200-10, 20 writers a round, 5 epochs
-in batches of 20, momentum, as in `consilience reproduce fedep-mnist-writers`. All methods start from the same rounds of
-FedAvg, follow the plan that FedAvg's session chose, and meet the same clients. They take turns, a block of rounds each,
-in an order that changes, so that whatever else the machine does hits them alike; the first round of a block, which finds
-the others' data in the caches, is not counted. A ratio is of one block's median round to FedAvg's in the same turn.
+Overhead: MNIST by writer (noise of the same shape where it is not at hand), MLP 784-200-10, 20 writers a round, 5
+epochs in batches of 20, momentum, as in `consilience reproduce fedep-mnist-writers`. All methods start from the same
+rounds of FedAvg, follow the plan that FedAvg's session chose, and meet the same clients. They take turns, a block of
+rounds each, in an order that changes, so that whatever else the machine does hits them alike; the first round of a
+block, which finds the others' data in the caches, is not counted. A ratio is of one block's median round to FedAvg's
+in the same turn.
 
-Scale: logistic regression (64 → 10) on noise, 5 examples a client. Each number of clients has a process of its own, where
-FedAvg and FedSEP(I) take turns with both sizes of cohort. Memory is what that process holds beyond what it held when the
-data was ready: most of it in all rounds.
+Scale: logistic regression (64 → 10) on noise, 5 examples a client. Each number of clients has a process of its own,
+where FedAvg and FedSEP(I) take turns with both sizes of cohort. Memory is what that process holds beyond what it held
+when the data was ready: most of it in all rounds.
 """
 
 from __future__ import annotations
