@@ -1,7 +1,7 @@
 """What FedEP costs: seconds a round beside FedAvg's, and rounds and memory as the number of clients grows.
 
     python benchmarks/fedep.py                     # both tables, about ten minutes on two cores
-    python benchmarks/fedep.py overhead --repeats 15
+    python benchmarks/fedep.py overhead --repeats 5
     python benchmarks/fedep.py scale
 
 Overhead: MNIST by writer (noise of the same shape where it is not at hand), MLP 784-200-10, 20 writers a round, 5
@@ -13,7 +13,7 @@ in the same turn.
 
 Scale: logistic regression (64 → 10) on noise, 5 examples a client. Each number of clients has a process of its own,
 where FedAvg and FedSEP(I) take turns with both sizes of cohort. Memory is what that process holds beyond what it held
-when the data was ready: most of it in all rounds.
+when the data was ready, at its highest.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Contestant:
         self.session = (engine or Simulator(device="cpu")).open(
             algorithm, task, federation, seed=0, cohort=cohort, rounds=1000, plan=plan
         )
-        ready, sizes = self.session.task, federation.sizes.float().unsqueeze(1)
+        ready, sizes = self.session.task, federation.sizes
         counts = (torch.tensor(value) for value in (0, len(federation), federation.examples))
         info = cs.Info(ready.initial() if initial is None else initial, *counts)
         self.server = algorithm.start(ready, info)
-        self.states = InMemory(lambda ids: algorithm.client(ready, info, sizes[ids]))
+        self.states = InMemory(lambda ids: algorithm.client(ready, info, sizes[ids].float().unsqueeze(1)))
 
     def round(self, number):
         key = keys.key(0, purpose="cohort", round=number)
@@ -105,7 +105,7 @@ def overhead(repeats):
 
 
 def scale(repeats):
-    print(f"Scale: {EXAMPLES} examples a client, logistic regression 64 -> 10, one by one thread; {machine()}")
+    print(f"Scale: {EXAMPLES} examples a client, logistic regression 64 -> 10, on one thread; {machine()}")
     print(f"{'clients':>8} {'cohort':>7} {'FedAvg ms':>10} {'FedSEP(I) ms':>13} {'beyond data':>12} {'data':>9}")
     for clients in CLIENTS:
         words = [sys.executable, __file__, "scale", "--repeats", str(repeats), "--clients", str(clients)]
@@ -129,11 +129,10 @@ def alone(clients, repeats):
     torch.manual_seed(0)
     task = cs.Classification(logistic((64,), 10))
     before = held()
-    engine = Simulator(device="cpu", workers=1, threads=1)
     train = cs.SGD(lr=0.1, batch=EXAMPLES)
     methods = {"FedAvg": cs.FedAvg(train), "FedSEP(I)": cs.FedSEP(cs.Identity(train))}
     crew = {
-        f"{name} {cohort}": Contestant(method, task, federation, cohort, engine=engine)
+        f"{name} {cohort}": Contestant(method, task, federation, cohort, engine=Simulator("cpu", cohort, 1, 1))
         for name, method in methods.items()
         for cohort in COHORTS
     }
@@ -166,7 +165,7 @@ def machine():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["overhead", "scale"], help="one of the tables; both if left out")
-    parser.add_argument("--repeats", type=int, default=9, help="turns of each")
+    parser.add_argument("--repeats", type=int, default=15, help="turns of each")
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.clients:
