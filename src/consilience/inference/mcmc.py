@@ -12,7 +12,7 @@ from consilience.cohort import Cohort
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference.chains import SGD, Chain
-from consilience.inference.tilted import Samples, Tilted, scaled_diagonal, within_two_deviations
+from consilience.inference.tilted import Tilted, moments_of, samples, scaled_diagonal, within_two_deviations
 from consilience.task import Task
 
 
@@ -43,12 +43,11 @@ class MCMC(Tilted):
 
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
         """Mean and shrunk precision of the samples."""
-        samples = Samples.of(self.train, task, cavity, start, cohort, variance=True)
-        assert samples.var is not None
-        precision = 1 / (self.shrink + (1 - self.shrink) * samples.var)
+        mean, variance = moments_of(samples(self.train, task, cavity, start, cohort))
+        precision = 1 / (self.shrink + (1 - self.shrink) * variance)
         if self.rescale:
             precision = within_two_deviations(precision)
             wanted = (cavity.lam + self.scale * cohort.n).expand_as(precision)
             precision = precision * (wanted.norm(dim=-1, keepdim=True) / precision.norm(dim=-1, keepdim=True))
         guards.count("precision below the cavity's", precision < cavity.lam)
-        return Gaussian.of(samples.mean, precision)
+        return Gaussian.of(mean, precision)

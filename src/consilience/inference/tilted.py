@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,27 +37,30 @@ class Tilted(ABC):
         return tilted / q
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Mean and variance over the samples of a chain, [K, P], summed up as they come (Welford)."""
+def samples(chain: Chain, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Iterator[Tensor]:
+    """One sample [K, P] an epoch from a chain on the tilted energy −log p(D_k|θ) − log q₋ₖ(θ), scaled by 1/n; the same
+    tensor every time."""
+    return chain.iterates(task.gradient(), start, cohort, prior=cavity ** (1 / cohort.n))
 
-    mean: Tensor
-    var: Tensor | None
 
-    @classmethod
-    def of(cls, chain: Chain, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort, variance: bool) -> Samples:
-        """Run a chain on the tilted energy −log p(D_k|θ) − log q₋ₖ(θ), scaled by 1/n; one sample an epoch."""
-        mean, squares, count = torch.zeros(()), torch.zeros(()), 0
-        for sample in chain.iterates(task.gradient(), start, cohort, prior=cavity ** (1 / cohort.n)):
-            count += 1
-            if count == 1:
-                mean, squares = sample.clone(), torch.zeros_like(sample) if variance else squares
-                continue
-            off = sample - mean
-            mean += off / count
-            if variance:
-                squares += off * (sample - mean)
-        return cls(mean, squares / (count - 1) if variance else None)
+def mean_of(drawn: Iterator[Tensor]) -> Tensor:
+    """The mean over samples."""
+    total, count = next(drawn).clone(), 1
+    for sample in drawn:
+        total, count = total.add_(sample), count + 1
+    return total.div_(count)
+
+
+def moments_of(drawn: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance over samples, summed up as they come (Welford)."""
+    mean, count = next(drawn).clone(), 1
+    squares = torch.zeros_like(mean)
+    for sample in drawn:
+        count += 1
+        off = sample - mean
+        mean += off / count
+        squares += off * (sample - mean)
+    return mean, squares / (count - 1)
 
 
 def scaled_identity(mean: Tensor, n: Tensor, scale: float) -> Gaussian:
@@ -89,8 +93,8 @@ class Identity(Tilted):
 
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
         """The mean of the epochs' iterates, and c·n_k more precision than the cavity."""
-        samples = Samples.of(self.train, task, cavity, start, cohort, variance=False)
-        return Gaussian.of(samples.mean, cavity.lam + self.scale * cohort.n)
+        mean = mean_of(samples(self.train, task, cavity, start, cohort))
+        return Gaussian.of(mean, cavity.lam + self.scale * cohort.n)
 
     def refinement(self, tilted: Gaussian, q: Gaussian) -> Gaussian:
         """η changes and Λ does not: exactly, where a difference would leave rounding for an optimiser to blow up."""
@@ -137,6 +141,6 @@ class Curved(Tilted):
 
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
         """The mean by SGD, the precision by curvature."""
-        mean = Samples.of(self.train, task, cavity, start, cohort, variance=False).mean
+        mean = mean_of(samples(self.train, task, cavity, start, cohort))
         curvature = self.curvature(task, cavity, mean, cohort)
         return Gaussian.of(mean, self.kappa * cohort.n * (curvature + self.train.weight_decay) + cavity.lam)
