@@ -22,11 +22,9 @@ from consilience.data.federation import Federation
 from consilience.errors import CheckpointError, ConfigError
 from consilience.experiment import Run, fit
 from consilience.files import write_atomically
-from consilience.metrics import spread
+from consilience.metrics import MARGINAL, spread
 from consilience.report.panels import Panels
 from consilience.task import Task
-
-MARGINAL = " (marginal)"  # ends the names of scores of the posterior average
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,8 @@ class Gaussian:
         """`gradient` plus the slope at θ, in as few passes over memory as it takes."""
         return gradient + self.slope(theta) if self.full else torch.addcmul(gradient, theta, self.lam).sub_(self.eta)
 
-    def proper(self, floor: float | Tensor = FLOOR) -> Gaussian:
-        """The same factor with every precision at least `floor` (one for each, if it is not full); the entries raised
-        are counted."""
+    def proper(self, floor: float = FLOOR) -> Gaussian:
+        """The same factor with every precision at least `floor`; the entries raised are counted."""
         if not self.full:
             guards.count("precision floor", self.lam < floor)
             return Gaussian(self.eta, self.lam.clamp_min(floor))

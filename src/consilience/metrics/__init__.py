@@ -3,9 +3,10 @@
 from consilience.metrics.calibration import Reliability, reliability
 from consilience.metrics.detection import auroc
 from consilience.metrics.scores import classification, entropy, multilabel, regression
-from consilience.metrics.summary import best, direction, rounds_to, running_means, spread
+from consilience.metrics.summary import MARGINAL, best, direction, rounds_to, running_means, spread
 
 __all__ = [
+    "MARGINAL",
     "Reliability",
     "auroc",
     "best",

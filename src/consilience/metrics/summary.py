@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from consilience.errors import DataError
 
+MARGINAL = " (marginal)"  # ends the names of scores of the posterior average
 _UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "ap"}
 _DOWN = {"loss", "nll", "ece", "brier", "mse", "rmse", "mae", "error", "wer", "cer", "fid", "perplexity"}
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from consilience.metrics import direction, spread
+from consilience.metrics import MARGINAL, direction, spread
 from consilience.report import figures, panels, text
 from consilience.report.page import Cell, Key, Page, Plot, Section, Table
 from consilience.report.reading import RunFiles, read_json
 from consilience.report.run import BETTER, KINDS, curve_caption, footer, label_section, reliability_caption
 
 MAX_DRAWN = 24
-MARGINAL = " (marginal)"  # ends the names of scores of the posterior average
 ARROW = {1: " ↑", -1: " ↓", 0: ""}
 Runs = Mapping[str, Sequence[RunFiles]]
 
@@ -80,7 +79,7 @@ def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over:
         [Cell(line, swatch=series(methods.index(method))), *(cell for _, cells in columns for cell in cells[line])]
         for method, line in listed
     ]
-    caption = result_caption(rows, over)
+    caption = result_caption(rows, over, most)
     return Section("Results", tables=[Table(head, table, caption)] if table else [])
 
 
@@ -91,9 +90,8 @@ def _in_own_line(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "method": f"{row['method']}, marginal", "metric": metric.removesuffix(MARGINAL)}
 
 
-def result_caption(rows: Sequence[dict[str, Any]], over: str) -> str:
+def result_caption(rows: Sequence[dict[str, Any]], over: str, most: int) -> str:
     """How to read the table."""
-    most = max((row.get("n") or 1 for row in rows), default=1)
     about = f"Mean ± sample standard deviation over {most} {over}." if most > 1 else f"One {over.removesuffix('s')}."
     paper = " In grey, the figures of the paper." if any(row.get("paper") is not None for row in rows) else ""
     return f"{about} Bold: best by its mean, in the direction of the arrow.{paper} Click a heading to sort."
