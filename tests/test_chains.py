@@ -10,7 +10,7 @@ from consilience.cohort import Cohort
 from consilience.data import Dataset, Federation
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
-from consilience.inference import SGD, SGHMC, SGLD
+from consilience.inference import SGD, SGHMC, SGLD, AMSGrad
 from consilience.records import rows
 from consilience.task import Classification, Regression
 
@@ -34,14 +34,23 @@ def world(static=False):
     return task, group
 
 
-def by_torch(sgd, group, k, energy=None):
+def torchs(chain, parameters):
+    """The same optimiser in torch."""
+    settings = {"lr": chain.lr, "weight_decay": chain.weight_decay}
+    if isinstance(chain, AMSGrad):
+        betas = (chain.beta1, chain.beta2)
+        return torch.optim.Adam(parameters, betas=betas, eps=chain.eps, amsgrad=True, **settings)
+    return torch.optim.SGD(parameters, momentum=chain.momentum, **settings)
+
+
+def by_torch(chain, group, k, energy=None):
     """One client trained by torch's own optimiser on its own module, on the same batches without padding."""
     module = copy.deepcopy(network())
-    optimiser = torch.optim.SGD(module.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    optimiser = torchs(chain, module.parameters())
     last = 0.0
-    for epoch in range(sgd.epochs):
+    for epoch in range(chain.epochs):
         last = 0.0
-        for live, batch in group.epoch(epoch, sgd.batch):
+        for live, batch in group.epoch(epoch, chain.batch):
             if k >= live:
                 continue
             real = int(batch.w[k].sum())
@@ -57,20 +66,24 @@ def by_torch(sgd, group, k, energy=None):
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(
-    "sgd",
+    "chain",
     [
         SGD(lr=0.1, batch=5),
         SGD(lr=0.1, batch=5, epochs=3, momentum=0.9),
         SGD(lr=0.05, batch=8, epochs=2, weight_decay=0.1),
         SGD(lr=0.05, batch=100, epochs=4, momentum=0.5, weight_decay=0.01),
+        AMSGrad(batch=5, epochs=4),
+        AMSGrad(lr=0.1, batch=5, epochs=4, beta1=0.8, beta2=0.5, eps=1e-3),
+        AMSGrad(lr=0.02, batch=8, epochs=3, beta1=0.0, beta2=0.0, weight_decay=0.1),
+        AMSGrad(lr=0.0, batch=8, epochs=2),
     ],
-    ids=["plain", "momentum", "decay", "both"],
+    ids=["plain", "momentum", "decay", "both", "AMSGrad", "short memory", "no memory, decay", "no step"],
 )
-def test_every_client_trains_as_torch_would_train_it(sgd, static):
+def test_every_client_trains_as_torch_would_train_it(chain, static):
     task, group = world(static)
-    trained = sgd(task.gradient(), task.initial(), group)
+    trained = chain(task.gradient(), task.initial(), group)
     for k in range(len(SIZES)):
-        expected, loss = by_torch(sgd, group, k)
+        expected, loss = by_torch(chain, group, k)
         torch.testing.assert_close(trained[k], expected, **EXACT)
         torch.testing.assert_close(float(group.notes["loss"][k]), loss, **EXACT)
 
@@ -134,8 +147,9 @@ def one_by_one(chain, task, group, k):
     return chain(task.gradient(), task.initial(), alone)[0]
 
 
-@pytest.mark.parametrize("chain", [SGLD(batch=5, epochs=3), SGHMC(batch=5, epochs=3)], ids=["SGLD", "SGHMC"])
-def test_a_client_is_shaken_the_same_in_every_cohort(chain):
+@pytest.mark.parametrize("kind", [SGLD, SGHMC, AMSGrad])
+def test_a_client_moves_the_same_in_every_cohort(kind):
+    chain = kind(batch=5, epochs=3)
     task, group = world()
     together = chain(task.gradient(), task.initial(), group)
     for k in range(len(SIZES)):
@@ -168,6 +182,59 @@ def test_inertia_without_memory_is_langevin_dynamics():
         c(task.gradient(), task.initial(), group) for c in (SGHMC(**settings, friction=1.0), SGLD(**settings))
     )
     torch.testing.assert_close(heavy, light, **EXACT)
+
+
+def no_noise():
+    raise AssertionError("this chain is not shaken")
+
+
+def test_a_large_slope_is_never_forgotten():
+    """One huge slope, then small ones: the steps stay as small as it made them, where plain Adam's would grow again."""
+    chain = AMSGrad(lr=1.0, beta1=0.0, beta2=0.5)
+    theta = torch.zeros(1, 1, dtype=torch.float64)
+    memory = chain.memory(theta)
+    for t in range(1, 100):
+        before = theta.clone()
+        slope = torch.full_like(theta, 100.0 if t == 1 else 1.0)
+        chain.move(theta, memory, slope, torch.ones_like(theta), no_noise)
+    largest = 0.5 * 100.0**2
+    torch.testing.assert_close(before - theta, torch.full_like(theta, largest**-0.5))
+
+
+def test_steps_are_corrected_for_their_number_in_single_precision_too():
+    """Of slopes that never change every step is lr, from the first on."""
+    chain, theta = AMSGrad(lr=1.0), torch.zeros(2, 3)
+    memory = chain.memory(theta)
+    for t in range(1, 50):
+        chain.move(theta, memory, torch.full_like(theta, 0.3), torch.ones(2, 1), no_noise)
+        torch.testing.assert_close(theta, torch.full_like(theta, -float(t)), rtol=2e-6, atol=0)
+
+
+def test_on_flat_ground_an_adaptive_step_stays_where_it_is():
+    _, group = world()
+
+    def flat(theta, batch, shared=()):
+        return torch.zeros_like(theta), theta.new_zeros(len(theta))
+
+    assert not AMSGrad(batch=5, epochs=2)(flat, torch.zeros(7).double(), group).any()
+
+
+@pytest.mark.parametrize("form", ["scalar", "diagonal"])
+def test_a_prior_too_stiff_for_the_step_does_no_harm_to_an_adaptive_one(form):
+    """Dividing all slopes by a constant changes no step but by eps; it is counted as always."""
+    task, group = world()
+    stiff = torch.full((1 if form == "scalar" else task.size,), 1e4, dtype=torch.float64)
+    prior = Gaussian.of(torch.full((task.size,), 0.3, dtype=torch.float64), stiff)
+    chain = AMSGrad(lr=0.01, batch=5, epochs=3, eps=1e-14)
+    with guards.watch() as acted:
+        got = chain(task.gradient(), task.initial(), group, prior=prior)
+    assert int(acted["stiff prior"]) == len(stiff)
+
+    def energy(theta):
+        return 0.5 * 1e4 * (theta - 0.3).square().sum()
+
+    for k in range(len(SIZES)):
+        torch.testing.assert_close(got[k], by_torch(chain, group, k, energy)[0], rtol=1e-9, atol=1e-9)
 
 
 def test_on_flat_ground_every_step_is_shaken_afresh():
@@ -224,7 +291,7 @@ def test_samples_are_those_of_the_exact_posterior(chain, temperature):
 
 def test_there_is_one_sample_an_epoch_and_the_last_is_the_result():
     task, group = world()
-    for chain in (SGD(batch=5, epochs=3), SGLD(batch=5, epochs=4), SGHMC(batch=5, epochs=2)):
+    for chain in (SGD(batch=5, epochs=3), SGLD(batch=5, epochs=4), SGHMC(batch=5, epochs=2), AMSGrad(epochs=3)):
         samples = [sample.clone() for sample in chain.iterates(task.gradient(), task.initial(), group)]
         assert len(samples) == chain.epochs
         assert torch.equal(samples[-1], chain(task.gradient(), task.initial(), group))
@@ -258,7 +325,7 @@ def test_averaging_does_not_change_where_the_chain_goes():
         assert all(torch.equal(a, b) for a, b in zip(plain, averaged, strict=True))  # one step is its own average
 
 
-@pytest.mark.parametrize("kind", [SGD, SGLD, SGHMC])
+@pytest.mark.parametrize("kind", [SGD, SGLD, SGHMC, AMSGrad])
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -284,6 +351,12 @@ def test_settings_that_make_no_sense_for_any_chain_are_refused(kind, settings, m
         (SGHMC, {"temperature": -0.5}, "temperature must not be negative, got -0.5"),
         (SGHMC, {"friction": 0.0}, r"friction must lie in \(0, 1\], got 0.0"),
         (SGHMC, {"friction": 1.1}, r"friction must lie in \(0, 1\], got 1.1"),
+        (AMSGrad, {"beta1": 1.0}, r"beta1 must lie in \[0, 1\), got 1.0"),
+        (AMSGrad, {"beta1": -0.1}, r"beta1 must lie in \[0, 1\), got -0.1"),
+        (AMSGrad, {"beta2": 1.0}, r"beta2 must lie in \[0, 1\), got 1.0"),
+        (AMSGrad, {"beta2": float("nan")}, r"beta2 must lie in \[0, 1\), got nan"),
+        (AMSGrad, {"eps": 0.0}, "eps must be positive, got 0.0"),
+        (AMSGrad, {"eps": float("nan")}, "eps must be positive, got nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(kind, settings, message):

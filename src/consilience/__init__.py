@@ -21,7 +21,7 @@ from consilience.engines import Plan, Simulator
 from consilience.errors import ClientError, ConsilienceError
 from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
 from consilience.gaussian import Gaussian
-from consilience.inference import MCMC, NGVI, SGD, SGHMC, SGLD, Identity, Laplace, Newton, Tilted
+from consilience.inference import MCMC, NGVI, SGD, SGHMC, SGLD, AMSGrad, Identity, Laplace, Newton, Tilted
 from consilience.layers import freeze_batchnorm, replace_batchnorm
 from consilience.optimizers import AdaGrad, Adam, Momentum, Yogi
 from consilience.records import Addressed, Point, Weighted, pack, record, unpack
@@ -39,6 +39,7 @@ __all__ = [
     "SGD",
     "SGHMC",
     "SGLD",
+    "AMSGrad",
     "AdaGrad",
     "Adam",
     "Addressed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.cohort import Cohort, Info
-from consilience.inference import SGD
+from consilience.inference import SGD, Chain
 from consilience.optimizers import Moments, Momentum, ServerOptimizer, carry_over
 from consilience.records import Point, Weighted, record
 from consilience.task import Task
@@ -29,12 +29,13 @@ def continued(info: Info, server: ServerOptimizer) -> Averaged:
 
 @algorithm
 class FedAvg(Algorithm):
-    """w ← w + η_s Σ p_k (w_k − w), p_k = n_k / Σ n over the round's clients; w_k by local SGD from w.
+    """w ← w + η_s Σ p_k (w_k − w), p_k = n_k / Σ n over the round's clients; w_k by local training from w.
 
+    `train` may be any chain; its memory, such as momentum, starts at 0 each round.
     `server` may be any optimiser on the mean update: `Adam` gives FedAdam, `Yogi` FedYogi, `AdaGrad` FedAdagrad.
     """
 
-    train: SGD = SGD()
+    train: Chain = SGD()
     server: ServerOptimizer = Momentum()
 
     def start(self, task: Task, info: Info) -> Averaged:

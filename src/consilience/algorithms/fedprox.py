@@ -7,7 +7,7 @@ from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
-from consilience.inference import SGD
+from consilience.inference import SGD, Chain
 from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.records import Point, Weighted
 from consilience.task import Task
@@ -18,7 +18,7 @@ class FedProx(Algorithm):
     """Clients minimise loss + μ/2 ‖w_k − w‖²: a Gaussian prior of precision μ around the global weights.
     The server is FedAvg's; μ = 0 is FedAvg."""
 
-    train: SGD = SGD()
+    train: Chain = SGD()
     mu: float = 0.1
     server: ServerOptimizer = Momentum()
 

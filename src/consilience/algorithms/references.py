@@ -7,7 +7,7 @@ from torch import Tensor
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.cohort import Cohort, Info
 from consilience.data.federation import Federation
-from consilience.inference import SGD
+from consilience.inference import SGD, Chain
 from consilience.records import Point, Weighted
 from consilience.task import Task
 
@@ -17,7 +17,7 @@ class LocalOnly(Algorithm):
     """Every client trains alone on its own data and uses its own model: the floor.
     The server's model is the plain local average, Σ p_k w_k over the last round's clients."""
 
-    train: SGD = SGD()
+    train: Chain = SGD()
 
     def start(self, task: Task, info: Info) -> Point:
         """The module's own weights."""
@@ -47,9 +47,9 @@ class LocalOnly(Algorithm):
 
 @algorithm
 class Pooled(Algorithm):
-    """SGD on everybody's data in one place: the bound that privacy forbids, and only a simulator can run."""
+    """Training on everybody's data in one place: the bound that privacy forbids, and only a simulator can run."""
 
-    train: SGD = SGD()
+    train: Chain = SGD()
 
     def arrange(self, federation: Federation) -> Federation:
         """One client with all examples."""

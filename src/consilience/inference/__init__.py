@@ -1,10 +1,10 @@
 """What a client does with its data: chains that move its weights, and what it then believes of them."""
 
-from consilience.inference.chains import SGD, SGHMC, SGLD, Chain
+from consilience.inference.chains import SGD, SGHMC, SGLD, AMSGrad, Chain
 from consilience.inference.laplace import Laplace
 from consilience.inference.mcmc import MCMC
 from consilience.inference.newton import Newton
 from consilience.inference.ngvi import NGVI
 from consilience.inference.tilted import Identity, Tilted
 
-__all__ = ["MCMC", "NGVI", "SGD", "SGHMC", "SGLD", "Chain", "Identity", "Laplace", "Newton", "Tilted"]
+__all__ = ["MCMC", "NGVI", "SGD", "SGHMC", "SGLD", "AMSGrad", "Chain", "Identity", "Laplace", "Newton", "Tilted"]

@@ -18,6 +18,7 @@ from consilience.gaussian import Gaussian
 from consilience.records import rows
 
 Noise = Callable[[], Tensor]
+Memory = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,13 @@ class Chain(ABC):
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
     @abstractmethod
-    def move(self, theta: Tensor, velocity: Tensor | None, slope: Tensor, n: Tensor, noise: Noise) -> None:
-        """One step in place. `slope` is fresh and may be changed; n [k, 1] are examples, noise() is N(0, 1) [k, P]."""
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
+        """One step of θ [k, P] and of the memory, in place. `slope` is fresh and may be changed; n [k, 1] are examples,
+        noise() is N(0, 1) [k, P]."""
 
-    @property
-    def has_velocity(self) -> bool:
-        """Whether `move` needs a second vector, 0 at the start of a round."""
-        return False
+    def memory(self, theta: Tensor) -> Memory:
+        """What `move` remembers from step to step: tensors with the client axis of θ [K, P], 0 at a round's start."""
+        return ()
 
     def iterates(
         self,
@@ -62,7 +63,7 @@ class Chain(ABC):
         over the epoch's steps if `average`. `own` and `prior` are cut to the clients that still have a batch. The same
         tensor is yielded every time: copy what must last."""
         theta = theta.expand(len(cohort), -1).clone()
-        velocity = torch.zeros_like(theta) if self.has_velocity else None
+        memory = self.memory(theta)
         loss, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(2))
         total = torch.zeros_like(theta) if average else theta
         stiff, decay = _stiffness(prior, self.lr), theta.new_full((1,), self.weight_decay)
@@ -84,7 +85,7 @@ class Chain(ABC):
                 if stiff is not None:
                     g = g / (stiff[:k] if stiff.dim() > 1 else stiff)
                 noise = partial(cohort.noise, k, theta.shape[1], tag=f"chain {epoch} {step}")
-                self.move(now, None if velocity is None else velocity[:k], g, cohort.n[:k], noise)
+                self.move(now, tuple(part[:k] for part in memory), g, cohort.n[:k], noise)
                 if average:
                     total[:k] += now
                     steps[:k] += 1
@@ -117,16 +118,54 @@ class SGD(Chain):
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
 
-    @property
-    def has_velocity(self) -> bool:
-        """With momentum only."""
-        return self.momentum > 0
+    def memory(self, theta: Tensor) -> Memory:
+        """v, with momentum only."""
+        return (torch.zeros_like(theta),) if self.momentum else ()
 
-    def move(self, theta: Tensor, velocity: Tensor | None, slope: Tensor, n: Tensor, noise: Noise) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
         """Down the running sum of slopes."""
-        if velocity is not None:
-            slope = velocity.mul_(self.momentum).add_(slope)
+        if memory:
+            slope = memory[0].mul_(self.momentum).add_(slope)
         theta.sub_(slope, alpha=self.lr)
+
+
+@dataclass(frozen=True)
+class AMSGrad(Chain):
+    """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², u ← max(u, v), θ ← θ − lr · m̂ / (√û + eps), with m̂ = m / (1 − β₁ᵗ)
+    and û = u / (1 − β₂ᵗ) at a client's own step t: Adam (Kingma & Ba, 2015) that never forgets a large slope (Reddi et
+    al., 2018). All are 0 at the start of each round.
+
+    g is the whole slope: a prior and weight decay are scaled together with the loss, unlike in AdamW."""
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        if not self.eps > 0:
+            raise ConfigError(f"eps must be positive, got {self.eps}")
+
+    def memory(self, theta: Tensor) -> Memory:
+        """m, v, u, and t [K, 1]: clients with more batches are further on. In float32, 1 − β₂ᵗ would lose digits."""
+        steps = torch.zeros(len(theta), 1, dtype=torch.float64, device=theta.device)
+        return torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros_like(theta), steps
+
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
+        """Down the mean of slopes, in units of the largest that they were."""
+        first, second, largest, steps = memory
+        steps += 1
+        rest1, rest2 = (1 - beta**steps for beta in (self.beta1, self.beta2))
+        first.lerp_(slope, 1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(slope, slope, value=1 - self.beta2)
+        torch.maximum(largest, second, out=largest)
+        # m̂ / (√û + eps) is m over (1 − β₁ᵗ)(√û + eps), which is written into the slope: it has done its work.
+        scale, floor = (rest1 / rest2.sqrt()).to(theta.dtype), (rest1 * self.eps).to(theta.dtype)
+        theta.addcdiv_(first, torch.sqrt(largest, out=slope).mul_(scale).add_(floor), value=-self.lr)
 
 
 @dataclass(frozen=True)
@@ -141,7 +180,7 @@ class SGLD(Chain):
         super().__post_init__()
         _check_temperature(self.temperature)
 
-    def move(self, theta: Tensor, velocity: Tensor | None, slope: Tensor, n: Tensor, noise: Noise) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
         """Downhill, and shaken."""
         shake = (2 * self.lr * self.temperature / n).sqrt() * noise()
         theta.sub_(slope, alpha=self.lr).add_(shake)
@@ -161,14 +200,13 @@ class SGHMC(Chain):
         if not 0 < self.friction <= 1:
             raise ConfigError(f"friction must lie in (0, 1], got {self.friction}")
 
-    @property
-    def has_velocity(self) -> bool:
-        """Always."""
-        return True
+    def memory(self, theta: Tensor) -> Memory:
+        """v."""
+        return (torch.zeros_like(theta),)
 
-    def move(self, theta: Tensor, velocity: Tensor | None, slope: Tensor, n: Tensor, noise: Noise) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
         """One leap."""
-        assert velocity is not None
+        (velocity,) = memory
         shake = (2 * self.friction * self.lr * self.temperature / n).sqrt() * noise()
         velocity.mul_(1 - self.friction).sub_(slope, alpha=self.lr).add_(shake)
         theta.add_(velocity)
