@@ -240,3 +240,31 @@ def test_means_see_inputs_as_evaluation_does():
 
     expected = torch.stack([crop.evaluation(images[rows]).mean(0) for rows in (slice(4), slice(4, 6))])
     torch.testing.assert_close(both.mean(average, torch.zeros(2, 1), 3), expected)
+
+
+@padded
+@every
+@pytest.mark.parametrize("round", [1, 2, 3, 4, 7])
+def test_a_cohort_of_a_stream_is_that_of_a_federation_that_holds_the_part(size, static, round):
+    stream = federation([333, 100, 41, 20, 19, 7, 3]).stream(3, seed=1)
+    offsets, sizes = stream.part(torch.arange(len(stream)), round)
+    rows = [stream.order[i : i + n] for i, n in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+    bounds = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    by_hand = Federation(stream.data, torch.cat(rows), bounds)
+    part, alone = (cohort(fed=fed, round=round, static=static) for fed in (stream, by_hand))
+    assert torch.equal(part.ids, alone.ids)
+    assert torch.equal(part.n, alone.n)
+    assert part.n[:, 0].tolist() == sizes[part.ids].tolist()
+    for (k, a), (other, b) in zip(part.epoch(1, size), alone.epoch(1, size), strict=True):
+        assert k == other
+        for name in ("x", "y", "w", "key"):
+            assert torch.equal(getattr(a, name), getattr(b, name))
+    total = lambda theta, batch, *, shared: batch.x.sum(-1).mean(1, keepdim=True)  # noqa: E731
+    theta = torch.zeros(len(part), 1, dtype=torch.float64)
+    assert torch.equal(part.mean(total, theta, size), alone.mean(total, theta, size))
+
+
+def test_static_batches_of_a_stream_have_one_size_in_all_rounds():
+    stream = federation([11, 4]).stream(3)
+    assert {b.x.shape[1] for r in (1, 2, 3) for _, b in cohort(fed=stream, round=r, static=True).epoch(0, 50)} == {4}
+    assert [cohort(fed=stream, round=r).n[0].item() for r in (1, 2, 3)] == [4, 4, 3]

@@ -158,6 +158,15 @@ def test_the_short_key_is_the_long_key(config: Any) -> None:
     assert short == long == mixed == named == cs.FedAvg(cs.SGD(lr=0.3, batch=7))
 
 
+@pytest.mark.parametrize("method", [cs.FedAvg, cs.FedProx, cs.LocalOnly, cs.Pooled])
+def test_clients_may_train_by_any_chain(config: Any, method: Any) -> None:
+    train = {"name": "AMSGrad", "beta2": 0.99}
+    chosen = config(algorithm={"name": method.__name__, "train": train, "batch": 7}).algorithm()
+    assert chosen == method(cs.AMSGrad(batch=7, beta2=0.99))
+    assert chosen.train.lr == 0.001
+    assert config(algorithm={"name": method.__name__, "train": "AMSGrad"}).algorithm() == method(cs.AMSGrad())
+
+
 LOCAL = cs.SGD(lr=0.3, epochs=4, batch=7)
 
 
@@ -489,7 +498,7 @@ UNKNOWN = {
     "algorithm.name=fedavg": ["algorithm.name: unknown name 'fedavg'", "did you mean 'FedAvg'?"],
     "algorithm.lrr=0.1": ["algorithm.lrr: unknown key", "did you mean 'lr'?", "momentum"],
     "algorithm.train.lrr=0.1": ["algorithm.train.lrr: unknown key", "did you mean 'lr'?"],
-    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: SGD"],
+    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: AMSGrad, SGD"],
     "algorithm.server=Adamm": ["algorithm.server: unknown name 'Adamm'", "did you mean 'Adam'?"],
     'algorithm.server={name="Adam", rate=1}': ["algorithm.server.rate: unknown key", "beta1"],
     'algorithm={name="FedEP", lrr=1}': ["algorithm.lrr: unknown key", "did you mean 'lr'?", "damping", "momentum"],
@@ -689,3 +698,32 @@ def test_the_example_config_is_valid() -> None:
     assert list(loaded.methods()) == ["FedAvg", "FedProx", "FedAdam", "LocalOnly", "Pooled"]
     assert loaded.algorithm() == cs.FedAvg(cs.SGD(lr=0.05, epochs=1, batch=20))
     assert tomllib.loads(path.read_text())["run"]["rounds"] == loaded.config.run.rounds
+
+
+def test_a_partition_in_steps_is_a_stream_of_what_is_not_held_out(config: Any) -> None:
+    plain, stream = (config(*steps, "run.holdout=0.2").setting() for steps in ([], ["partition.steps=4"]))
+    assert (plain.federation.steps, stream.federation.steps) == (1, 4)
+    assert stream.federation.how == "by hospital, in 4 steps"
+    assert torch.equal(stream.federation.offsets, plain.federation.offsets)
+    assert isinstance(plain.test, cs.Federation)
+    assert isinstance(stream.test, cs.Federation)
+    assert stream.test.steps == 1
+    assert torch.equal(stream.test.order, plain.test.order)
+    assert torch.equal(
+        config("partition.steps=1", "run.holdout=0.2").setting().federation.order, plain.federation.order
+    )
+
+
+@pytest.mark.parametrize("steps", [0, -3])
+def test_a_stream_has_at_least_one_step(config: Any, steps: int) -> None:
+    sentence = refused(lambda: config(f"partition.steps={steps}"))
+    assert f"partition.steps: input should be greater than 0, got {steps}" in sentence
+
+
+def test_a_stream_of_too_many_steps_names_a_client(config: Any) -> None:
+    assert "a stream of 5000 steps" in refused(config("partition.steps=5000"), DataError)
+
+
+def test_a_dirichlet_partition_may_be_balanced(config: Any) -> None:
+    partition = {"name": "dirichlet", "clients": 5, "alpha": 0.5, "balanced": True}
+    assert "balanced" in config(partition=partition).setting().federation.how

@@ -76,6 +76,8 @@ def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, se
             "partition": _crc(federation.order, federation.offsets),
             "labels": _crc(federation.data.y),
             "inputs": _crc(federation.data.x[:: max(1, len(federation.data) // 1000)]),
+            # only of streams: runs from before there were any must still resume
+            **({"steps": federation.steps} if federation.steps > 1 else {}),
         },
         "cohort": cohort,
         "seed": seed,

@@ -33,8 +33,9 @@ class Info:
 
 class Cohort:
     """Clients sorted by their number of examples, most first, so that those who still have a batch are always a
-    prefix. All tensors have the client axis first; `n` [K, 1] is the number of examples. `round_size` is how many
-    clients the round has in all, `examples` how many examples all clients of the federation hold together.
+    prefix. All tensors have the client axis first; `n` [K, 1] is the number of examples, in a stream of those that the
+    round reveals. `round_size` is how many clients the round has in all, `examples` how many examples all clients of
+    the federation hold together, in all steps of a stream.
 
     Randomness comes from (seed, round, client, purpose): a client draws the same in every cohort.
     """
@@ -57,12 +58,13 @@ class Cohort:
         self.examples = federation.examples if examples is None else examples
         self.device, self.dtype = federation.order.device, dtype
         self.notes: dict[str, Tensor] = {}
-        self._sizes = federation.sizes[ids]
+        offsets, self._sizes = federation.part(ids, round)
         if bool((self._sizes.diff() > 0).any()):
             raise ConsilienceError("a cohort's clients must be sorted by their number of examples, most first")
         self._static, self._augment, self._steps_left = static, augment, limit
-        self._largest = int(federation.sizes.max()) if static else int(self._sizes[0])
-        self._offsets = federation.offsets[ids].to(self.device)
+        # Compiled code wants one batch size in all rounds, so the largest part of all: the first of the largest client.
+        self._largest = -(-int(federation.sizes.max()) // federation.steps) if static else int(self._sizes[0])
+        self._offsets = offsets.to(self.device)
         self._n = self._sizes.to(self.device)
         self._key = keys.key(seed, purpose="client", round=round, client=ids).to(self.device)
         self.n = self._n.to(dtype).unsqueeze(1)

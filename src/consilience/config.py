@@ -52,6 +52,12 @@ class _Named(BaseModel):
         return dict(self.model_extra or {})
 
 
+class _Partition(_Named):
+    """`steps` is what becomes of the partition afterwards: a stream."""
+
+    steps: PositiveInt = 1
+
+
 class _Method(_Named):
     name: str = "FedAvg"
 
@@ -81,7 +87,7 @@ class Config(_Section):
     """Everything that defines a run."""
 
     data: _Named
-    partition: _Named
+    partition: _Partition
     model: _Named
     task: _TaskSection = _TaskSection()
     algorithm: _Method = _Method()
@@ -148,6 +154,8 @@ class Loaded:
         test: Dataset | Federation = data.test
         if c.run.holdout is not None:
             federation, test = federation.split(c.run.holdout, seed)
+        if c.partition.steps > 1:
+            federation = federation.stream(c.partition.steps, seed)
         return Setting(self._task(data.train, seed), federation, test)
 
     def _data(self) -> Data:

@@ -1,4 +1,5 @@
 import time
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ PARTITIONERS = {
     "iid": lambda data, clients, seed: partition.iid(data, clients, seed=seed),
     "quantity": lambda data, clients, seed: partition.quantity(data, clients, 0.3, seed=seed),
     "dirichlet": lambda data, clients, seed: partition.dirichlet(data, clients, 0.1, seed=seed),
+    "balanced": lambda data, clients, seed: partition.dirichlet(data, clients, 0.1, seed=seed, balanced=True),
     "shards": lambda data, clients, seed: partition.shards(data, clients, 2, seed=seed),
     "one_label": lambda data, clients, seed: partition.one_label(data, clients, seed=seed),
     "sc_dir": lambda data, clients, seed: partition.sc_dir(data, clients, 3, 0.2, seed=seed),
@@ -108,6 +110,47 @@ def test_dirichlet_shares_have_the_variance_of_a_dirichlet():
     p = 1 / clients
     expected = p * (1 - p) / (clients * alpha + 1)
     assert float(torch.stack(shares).var()) == pytest.approx(expected, rel=0.06)
+
+
+def test_the_plain_dirichlet_has_not_changed():
+    data = Dataset(torch.zeros(500, 1), torch.arange(500) * 7919 % 97 % 10)
+    fed = partition.dirichlet(data, 8, 0.1)
+    assert fed.sizes.tolist() == [126, 64, 7, 82, 74, 74, 70, 3]
+    assert zlib.crc32(fed.order.numpy().tobytes()) == 11813431
+    assert fed.how == "Dirichlet over labels, α = 0.1"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    examples=st.integers(20, 300),
+    classes=st.integers(1, 12),
+    clients=st.integers(1, 20),
+    alpha=st.floats(1e-8, 1e8),
+    seed=st.integers(0, 1000),
+)
+def test_whoever_has_a_fair_share_gets_nothing_of_the_classes_that_follow(examples, classes, clients, alpha, seed):
+    fed = partition.dirichlet(labelled(examples, classes), clients, alpha, seed, minimum=0, balanced=True)
+    assert_exact(fed)
+    counts = fed.label_counts()
+    before = counts.cumsum(1) - counts
+    assert not counts[before * clients >= examples].any()
+
+
+def test_balanced_shares_follow_the_dirichlet_among_those_who_are_not_full():
+    log_shares = torch.tensor([[0.6, 0.3, 0.1], [0.9, 0.06, 0.04]]).double().log().numpy()
+    counts = partition._share_out_balanced(log_shares, torch.tensor([100, 50]).numpy())
+    assert counts.tolist() == [[60, 30, 10], [0, 30, 20]]
+
+
+def test_balanced_clients_are_nearer_in_size():
+    data = labelled(10_000)
+    spread = [
+        float(partition.dirichlet(data, 10, 0.5, seed, balanced=balanced).sizes.double().std())
+        for balanced in (False, True)
+        for seed in range(10)
+    ]
+    assert sum(spread[10:]) < 0.8 * sum(spread[:10])
+    assert partition.dirichlet(data, 10, 0.5, balanced=True).how == "Dirichlet over labels, balanced, α = 0.5"
 
 
 def test_quantity_skews_sizes_but_not_labels():

@@ -17,13 +17,15 @@ from consilience.errors import DataError
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Client k holds the rows `order[offsets[k]:offsets[k + 1]]` of `data`: two flat tensors,
-    so a hundred thousand clients cost no more than their examples."""
+    so a hundred thousand clients cost no more than their examples. With `steps` > 1 it is a stream: in round r a
+    client learns from part (r − 1) mod steps of these rows; everything but `part` still means all of them."""
 
     data: Dataset
     order: Tensor
     offsets: Tensor
     names: tuple[str, ...] | None = None
     how: str = ""
+    steps: int = 1
 
     @classmethod
     def from_owner(
@@ -91,17 +93,45 @@ class Federation:
         classes = len(self.data.classes) or int(self.data.y.max()) + 1
         return torch.bincount(self.owner() * classes + y, minlength=len(self) * classes).view(len(self), classes)
 
+    def part(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        """(offsets, sizes) of what `clients` hold in a round: part p of n examples has n // steps + (p < n % steps)."""
+        # Monotone in n: clients sorted by all that they have, as a cohort's are, are sorted by any of their parts too.
+        n, p = self.sizes[clients], (round - 1) % self.steps
+        each, rest = n // self.steps, n % self.steps
+        return self.offsets[clients] + p * each + rest.clamp(max=p), each + (p < rest)
+
+    def stream(self, steps: int, seed: int = 0) -> Federation:
+        """The same clients and examples, revealed bit by bit: every client's rows are shuffled and cut into `steps`
+        parts of equal size (up to one), and in round r it has part (r − 1) mod steps only. One step is no stream."""
+        if steps < 1:
+            raise DataError(f"steps must be at least 1, got {steps}")
+        order = self.order if steps == 1 else self.order[self._shuffle(seed, "stream")]
+        return replace(self, order=order)._in_steps(steps)._long_enough()
+
     def pooled(self) -> Federation:
-        """The same examples at one client: what nobody may do in practice, and the bound to compare with."""
-        return replace(self, offsets=torch.tensor([0, self.examples]), names=("pooled",), how=f"{self.how}, pooled")
+        """The same examples at one client: what nobody may do in practice, and the bound to compare with.
+
+        A stream stays one. In a round it is what all clients would have in that round, if these unions are of equal
+        size (up to one), as parts of one client must be; else all examples are shuffled anew, with seed 0."""
+        offsets = torch.tensor([0, self.examples])
+        pooled = replace(self, offsets=offsets, names=("pooled",), how=f"{self.how}, pooled")
+        if self.steps == 1:
+            return pooled
+        rounds, everyone = range(1, self.steps + 1), torch.arange(len(self))
+        sizes = torch.stack([self.part(everyone, round)[1] for round in rounds], dim=1)  # [clients, steps]
+        unions = sizes.sum(0)
+        if int(unions.max() - unions.min()) > 1:
+            return replace(pooled, order=self.order[pooled._shuffle(0, "stream")])
+        step = torch.arange(self.steps).repeat(len(self)).repeat_interleave(sizes.flatten())
+        return replace(pooled, order=self.order[step.argsort(stable=True)])
 
     def split(self, share: float, seed: int = 0) -> tuple[Federation, Federation]:
-        """Hold out `share` of every client's examples (rounded down): (kept, held out), same clients."""
+        """Hold out `share` of every client's examples (rounded down): (kept, held out), same clients. Of a stream, what
+        is kept is a stream of as many steps; what is held out is there at any time."""
         if not 0 < share < 1:
             raise DataError(f"the share to hold out must lie between 0 and 1, got {share}")
-        ticket = keys.uniform(keys.key(seed, purpose="split").view(1), self.examples)[0]
         owner = self.owner()
-        shuffled = (owner + ticket).argsort()
+        shuffled = self._shuffle(seed, "split")
         position = torch.arange(self.examples) - self.offsets[owner]
         held = position < (self.sizes * share).long()[owner]
         parts = []
@@ -109,8 +139,27 @@ class Federation:
             sizes = torch.bincount(owner[chosen], minlength=len(self))
             offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
             parts.append(replace(self, order=self.order[shuffled[chosen]], offsets=offsets))
-        return parts[0], parts[1]
+        return parts[0]._long_enough(), parts[1]._in_steps(1)
 
     def to(self, device: torch.device | str) -> Federation:
         """The same federation with its examples on `device`; offsets stay on the host."""
         return replace(self, data=self.data.to(device), order=self.order.to(device))
+
+    def _shuffle(self, seed: int, purpose: str) -> Tensor:
+        """Places in `order`, shuffled within each client."""
+        ticket = keys.uniform(keys.key(seed, purpose=purpose).view(1), self.examples)[0]
+        return (self.owner() + ticket).argsort()
+
+    def _in_steps(self, steps: int) -> Federation:
+        how = self.how.replace(f", in {self.steps} steps", "") + (f", in {steps} steps" if steps > 1 else "")
+        return replace(self, steps=steps, how=how)
+
+    def _long_enough(self) -> Federation:
+        short = (self.sizes < self.steps).nonzero().flatten().tolist()
+        if short and self.steps > 1:
+            who, n = self.name(short[0]), int(self.sizes[short[0]])
+            raise DataError(
+                f"a stream of {self.steps} steps needs as many examples of every client, "
+                f"but {len(short)} of {len(self)} have fewer, among them {who!r} with {n}"
+            )
+        return self

@@ -44,17 +44,22 @@ def quantity(data: Dataset, clients: int, alpha: float, seed: int = 0, minimum: 
     return _federation(data, owner, clients, f"Dirichlet over sizes, α = {alpha:g}")
 
 
-def dirichlet(data: Dataset, clients: int, alpha: float, seed: int = 0, minimum: int = 1) -> Federation:
+def dirichlet(
+    data: Dataset, clients: int, alpha: float, seed: int = 0, minimum: int = 1, balanced: bool = False
+) -> Federation:
     """Each class is shared out in proportions p ~ Dirichlet(α) over the clients, independently.
 
     Small α: a class lies with few clients, and sizes differ widely; α → ∞: every client has the same mix.
     Draws in which some clients have fewer than `minimum` examples are repeated, up to ten times while they
     are a handful; then the largest clients give random examples to those that lack some.
+
+    With `balanced`, as in the codes of PFNM, FedMA and NIID-Bench, classes are shared out one after another, and who
+    has N / clients examples already gets none of the further ones: the others' proportions are renormalised.
     """
     _check(data, clients, minimum, alpha=alpha)
     labels = _labels(data, "dirichlet")
-    owner = _dirichlet_owner(_rng(seed, "dirichlet"), labels, clients, alpha, minimum)
-    return _federation(data, owner, clients, f"Dirichlet over labels, α = {alpha:g}")
+    owner = _dirichlet_owner(_rng(seed, "dirichlet"), labels, clients, alpha, minimum, balanced)
+    return _federation(data, owner, clients, f"Dirichlet over labels,{' balanced,' * balanced} α = {alpha:g}")
 
 
 def shards(data: Dataset, clients: int, shards_per_client: int = 2, seed: int = 0) -> Federation:
@@ -244,10 +249,13 @@ def _log_dirichlet(rng: Generator, alpha: float, shape: tuple[int, int]) -> Floa
     return result
 
 
-def _dirichlet_owner(rng: Generator, labels: Ints, clients: int, alpha: float, minimum: int) -> Ints:
+def _dirichlet_owner(
+    rng: Generator, labels: Ints, clients: int, alpha: float, minimum: int, balanced: bool = False
+) -> Ints:
     frequency = np.bincount(labels)
+    share_out = _share_out_balanced if balanced else _share_out
     for _ in range(_TRIES):
-        counts = _dirichlet_counts(rng, frequency, clients, alpha)
+        counts = share_out(_log_dirichlet(rng, alpha, (len(frequency), clients)), frequency)
         lacking = int((counts.sum(axis=0) < minimum).sum())
         if not 0 < lacking <= _HANDFUL:  # none lacks any, or so many that the next draw would hardly be better
             break
@@ -255,12 +263,24 @@ def _dirichlet_owner(rng: Generator, labels: Ints, clients: int, alpha: float, m
     return _fill_up(rng, owner, clients, minimum) if lacking else owner
 
 
-def _dirichlet_counts(rng: Generator, frequency: Ints, clients: int, alpha: float) -> Ints:
+def _share_out(log_shares: Floats, frequency: Ints) -> Ints:
     """[C, clients] examples of each class: the cumulated shares are rounded, so that rows sum exactly
     and a share of nothing stays nothing."""
-    shares = np.exp(_log_dirichlet(rng, alpha, (len(frequency), clients))).cumsum(axis=1)
+    shares = np.exp(log_shares).cumsum(axis=1)
     ends = np.rint(shares / shares[:, -1:] * frequency[:, None])
     counts: Ints = np.diff(ends, axis=1, prepend=0).astype(np.int64)
+    return counts
+
+
+def _share_out_balanced(log_shares: Floats, frequency: Ints) -> Ints:
+    """The same, class by class, where a client that has its N / clients examples has no share any more."""
+    counts = np.zeros(log_shares.shape, np.int64)
+    sizes = counts.sum(axis=0)
+    for label, row in enumerate(log_shares):
+        # Somebody is always short: were all full, no example would be left to share out.
+        open_ = np.where(sizes * len(sizes) < frequency.sum(), row, -np.inf)
+        counts[label] = _share_out(open_[None] - open_.max(), frequency[label : label + 1])[0]
+        sizes += counts[label]
     return counts
 
 
