@@ -2,7 +2,10 @@
 
 from consilience.algorithms import (
     ADF,
+    PFNM,
     Algorithm,
+    Downpour,
+    Ensemble,
     FedAvg,
     FedEP,
     FedPA,
@@ -15,6 +18,7 @@ from consilience.algorithms import (
     Switch,
     algorithm,
 )
+from consilience.beliefs import Mixture
 from consilience.cohort import Cohort, Info
 from consilience.data import Compose, Crop, Data, Dataset, Federation, Flip, load, partition
 from consilience.engines import Plan, Simulator
@@ -23,6 +27,7 @@ from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, e
 from consilience.gaussian import Gaussian
 from consilience.inference import MCMC, NGVI, SGD, SGHMC, SGLD, AMSGrad, Identity, Laplace, Newton, Tilted
 from consilience.layers import freeze_batchnorm, replace_batchnorm
+from consilience.matching import BetaBernoulli, DPMeans, match
 from consilience.optimizers import AdaGrad, Adam, Momentum, Yogi
 from consilience.records import Addressed, Point, Weighted, pack, record, unpack
 from consilience.task import Batch, Classification, MultiLabel, Regression, Task
@@ -30,12 +35,14 @@ from consilience.task import Batch, Classification, MultiLabel, Regression, Task
 __version__ = "0.1.0"
 
 from consilience.checkpoint import load_posterior
+from consilience.distillation import distil
 from consilience.experiment import Run, fit
 
 __all__ = [
     "ADF",
     "MCMC",
     "NGVI",
+    "PFNM",
     "SGD",
     "SGHMC",
     "SGLD",
@@ -45,15 +52,19 @@ __all__ = [
     "Addressed",
     "Algorithm",
     "Batch",
+    "BetaBernoulli",
     "Classification",
     "ClientError",
     "Cohort",
     "Compose",
     "ConsilienceError",
     "Crop",
+    "DPMeans",
     "Data",
     "Dataset",
     "Detection",
+    "Downpour",
+    "Ensemble",
     "Evaluation",
     "FedAvg",
     "FedEP",
@@ -69,6 +80,7 @@ __all__ = [
     "Info",
     "Laplace",
     "LocalOnly",
+    "Mixture",
     "Momentum",
     "MultiLabel",
     "Newton",
@@ -86,11 +98,13 @@ __all__ = [
     "Yogi",
     "algorithm",
     "detect",
+    "distil",
     "evaluate",
     "fit",
     "freeze_batchnorm",
     "load",
     "load_posterior",
+    "match",
     "pack",
     "partition",
     "record",

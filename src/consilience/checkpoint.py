@@ -19,12 +19,12 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from consilience.beliefs import Belief
 from consilience.cohort import Info
 from consilience.data.federation import Federation
 from consilience.errors import CheckpointError, RecordError
 from consilience.files import CHECKPOINTS, write_atomically
-from consilience.gaussian import Gaussian
-from consilience.records import Point, Tree, notes, pack, record, unpack
+from consilience.records import Tree, notes, pack, record, unpack
 from consilience.task import Task
 
 log = logging.getLogger("consilience")
@@ -99,7 +99,7 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path} is {old!r} there and {new!r} here"]
 
 
-def load_posterior(path: str | Path) -> Gaussian | Point:
+def load_posterior(path: str | Path) -> Belief:
     """What a run's server believed of the weights at its last checkpoint: from the run's directory, or from a copy of
     its posterior.safetensors."""
     file = Path(path) / POSTERIOR if Path(path).is_dir() else Path(path)
@@ -109,7 +109,7 @@ def load_posterior(path: str | Path) -> Gaussian | Point:
         raise CheckpointError(f"there is no posterior at {file}: {error.strerror}") from error
     except RecordError as error:
         raise CheckpointError(f"{file} holds no posterior: {error}") from error
-    if not isinstance(belief, Gaussian | Point):
+    if not isinstance(belief, Belief):
         raise CheckpointError(f"{file} holds no posterior, but a {type(belief).__name__}")
     return belief
 
@@ -175,7 +175,7 @@ class RunDirectory:
                 f"{self.path} holds another run: {'; '.join(different[:3])}. Choose another directory, or its settings"
             )
 
-    def save(self, round: int, saved: Saved, belief: Gaussian | Point) -> None:
+    def save(self, round: int, saved: Saved, belief: Belief) -> None:
         """A checkpoint after `round`, with the metrics so far safely on the disk; the newest two are kept. What the
         server believes of the weights is written beside them, for those who want nothing else: first, so that a kill
         before the checkpoint leaves a round that is run again, and a finished run is never without it."""

@@ -109,6 +109,22 @@ class Cohort:
         """Standard normal [k, *shape]; the same `tag` gives the same noise within a round."""
         return keys.normal(keys.fold(self._key[:k], tag), *shape, dtype=self.dtype, device=self.device)
 
+    def glimpse(self, count: int = 2) -> Tensor:
+        """A few of the first client's inputs [count, …], as they are stored: to try a network on."""
+        first = self.federation.order[int(self._offsets[0]) :][: min(count, int(self._sizes[0]))]
+        return self.federation.data.inputs(first, self.dtype)
+
+    def label_counts(self, classes: int) -> Tensor | None:
+        """Examples of each class at each client, [K, classes]; None without class labels."""
+        y = self.federation.data.y
+        if y.dim() != 1 or y.is_floating_point():
+            return None
+        position = torch.arange(int(self._n.sum()), device=self.device)
+        owner = torch.arange(len(self), device=self.device).repeat_interleave(self._n)
+        row = self._offsets[owner] + position - (self._n.cumsum(0) - self._n)[owner]
+        held = y[self.federation.order[row]]
+        return torch.bincount(owner * classes + held, minlength=len(self) * classes).view(len(self), -1).to(self.dtype)
+
     def note(self, **values: Tensor) -> None:
         """Report a number a client, [K], to the round's metrics, where it is averaged by examples."""
         self.notes.update(values)

@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consilience.beliefs import Belief, Mixture, draws
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.errors import TaskError
 from consilience.gaussian import Gaussian
 from consilience.metrics import auroc, entropy, reliability
-from consilience.records import Point
 from consilience.task import Task
-
-Belief = Gaussian | Point
 
 
 @dataclass(frozen=True)
@@ -71,24 +69,20 @@ class Detection:
 
 
 def predict(task: Task, belief: Belief, data: Dataset, index: Tensor, samples: int = 0, batch: int = 1000) -> Tensor:
-    """Predictive means for rows `index`: of the mean weights, or averaged over `samples` draws of the posterior."""
-    weights = draws(belief, samples)
+    """Predictive means for rows `index`: of the mean weights, averaged over `samples` draws of the posterior, or of an
+    ensemble."""
+    networks = draws(belief, samples)
     out = []
     for start in range(0, len(index), batch):
         x = data.inputs(index[start : start + batch].to(data.x.device), task.dtype)
-        out.append(averaged(task, weights, x))
+        out.append(networks.combine(each(task, networks, x)))
     return torch.cat(out)
 
 
-def draws(belief: Belief, samples: int) -> list[Tensor]:
-    """`samples` weights from the posterior; the mean alone for none, or where there is no uncertainty."""
-    return list(belief.sample(samples)) if samples and isinstance(belief, Gaussian) else [belief.mean]
-
-
-def averaged(task: Task, weights: list[Tensor], x: Tensor) -> Tensor:
-    """The mean prediction of several models for inputs x."""
+def each(task: Task, networks: Mixture, x: Tensor) -> Tensor:
+    """What each of several networks predicts for inputs x, [M, N, …]."""
     x = x.to(task.device)
-    return torch.stack([task.predict(theta, x) for theta in weights]).mean(0)
+    return torch.stack([task.predict(theta, x) for theta in networks.theta])
 
 
 def evaluate(
@@ -125,20 +119,20 @@ def evaluate(
 
 
 def uncertainty(task: Task, belief: Belief, data: Dataset, samples: int = 10, batch: int = 1000) -> Uncertainty:
-    """How uncertain a belief is about every example, over `samples` draws of the posterior. Labels are not looked at.
-    Without a posterior, or with fewer than two draws, the mutual information is zero."""
+    """How uncertain a belief is about every example, over `samples` draws of the posterior or an ensemble's networks.
+    Labels are not looked at. Of one network alone the mutual information is zero."""
     if task.kind != "classification":
         raise TaskError(f"predictive entropy is defined for classification here, but the task is {task.kind}")
     task.check(replace(data, y=torch.zeros(len(data), dtype=torch.int64)))
-    weights = draws(belief, samples)
+    networks = draws(belief, samples)
+    share = networks.weights.mean(1).double().view(-1, 1)
     total, expected = [], []
     for start in range(0, len(data), batch):
         index = torch.arange(start, min(start + batch, len(data)), device=data.x.device)
-        x = data.inputs(index, task.dtype).to(task.device)
-        # The difference of two close entropies: in float32 it would be rounding where the draws agree.
-        probs = torch.stack([task.predict(theta, x) for theta in weights]).double()
-        total.append(entropy(probs.mean(0)))
-        expected.append(entropy(probs).mean(0))
+        # The difference of two close entropies: in float32 it would be rounding where the networks agree.
+        probs = each(task, networks, data.inputs(index, task.dtype)).double()
+        total.append(entropy(networks.combine(probs)))
+        expected.append((entropy(probs) * share).sum(0))
     whole, noise = torch.cat(total), torch.cat(expected)
     return Uncertainty(whole, noise, (whole - noise).clamp_min(0))
 

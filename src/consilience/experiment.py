@@ -20,6 +20,7 @@ import consilience
 from consilience import guards, keys
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, Switch, phases
+from consilience.beliefs import Belief, draws
 from consilience.checkpoint import RunDirectory, Saved, describe, identity
 from consilience.cohort import Info
 from consilience.data.dataset import Dataset
@@ -29,17 +30,7 @@ from consilience.engines.simulator import Session, Simulator
 from consilience.engines.states import Fresh, InMemory, OnDisk, States
 from consilience.engines.work import Share, chunks
 from consilience.errors import CheckpointError, ConfigError, ConsilienceError, DataError
-from consilience.evaluation import (
-    Belief,
-    Detection,
-    Evaluation,
-    Uncertainty,
-    averaged,
-    detect,
-    draws,
-    evaluate,
-    uncertainty,
-)
+from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, each, evaluate, uncertainty
 from consilience.files import write_atomically
 from consilience.progress import Bar
 from consilience.records import Tree, nbytes, rows, to
@@ -71,13 +62,18 @@ class Run:
 
     @property
     def posterior(self) -> Belief:
-        """What the server believes of the weights: a `Gaussian`, or a `Point` without uncertainty."""
+        """What the server believes of the weights: a `Gaussian`, a `Point` without uncertainty, or a `Mixture`."""
         return self.algorithm.posterior(self.server)
+
+    @property
+    def network(self) -> Task:
+        """The task whose weights the posterior is about: PFNM's network is wider than its clients'."""
+        return self.algorithm.network(self.task, self.server)
 
     @property
     def model(self) -> nn.Module:
         """The user's module with the learned (mean) weights."""
-        return self.task.release(self.posterior.mean)
+        return self.network.release(self.posterior.mean)
 
     def personal(self, client: int) -> Belief:
         """What one client would use."""
@@ -86,22 +82,23 @@ class Run:
 
     def predict(self, x: Tensor, samples: int = 0) -> Tensor:
         """Predictions for model inputs x [N, ...]; averaged over `samples` draws of the posterior, if it has one."""
-        return averaged(self.task, draws(self.posterior, samples), x)
+        networks = draws(self.posterior, samples)
+        return networks.combine(each(self.network, networks, x))
 
     def evaluate(self, test: Dataset | Federation, samples: int = 10) -> Evaluation:
         """Scores on test data; for a Federation of the same clients, every client by its own belief."""
         belief: Belief | Callable[[int], Belief] = self.posterior
         if isinstance(test, Federation) and len(test) == len(self.federation):
             belief = self.personal
-        return evaluate(self.task, belief, test, samples)
+        return evaluate(self.network, belief, test, samples)
 
     def uncertainty(self, data: Dataset, samples: int = 10) -> Uncertainty:
         """How uncertain the server's belief is about every example, and why."""
-        return uncertainty(self.task, self.posterior, data, samples)
+        return uncertainty(self.network, self.posterior, data, samples)
 
     def detect(self, inside: Dataset, outside: Dataset, samples: int = 10) -> Detection:
         """How well the server's uncertainty tells examples of another kind from those it has learned."""
-        return detect(self.task, self.posterior, inside, outside, samples)
+        return detect(self.network, self.posterior, inside, outside, samples)
 
 
 def fit(
@@ -355,7 +352,13 @@ class _Loop:
         numbers = (torch.tensor(value) for value in (self.seed, len(federation), federation.examples))
         info = Info(task.initial(), *numbers)
         if before is not None:
-            info = replace(info, initial=before.posterior.mean.to(info.initial), before=before.server)
+            mean = before.posterior.mean
+            if mean.shape != info.initial.shape:
+                raise ConfigError(
+                    f"{before.algorithm.name} has made a network of another size, which {algorithm.name} cannot go on "
+                    "with: fit it to a task of run.model instead"
+                )
+            info = replace(info, initial=mean.to(info.initial), before=before.server)
             self.info = replace(info, before=None)
         if saved is not None and saved.info is not None:
             self.info = to(saved.info, task.device)
@@ -463,6 +466,7 @@ class _Loop:
             "bytes_up": share.bytes_up,
             "rejected": rejected,
             "guards": {name: count for name, count in share.guards.items() if count},
+            **self.run.algorithm.facts(self.run.server),
         }
 
     def _save(self, number: int) -> None:

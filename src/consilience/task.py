@@ -128,6 +128,11 @@ class Task(ABC):
         return self._parts[MAIN].names
 
     @property
+    def shapes(self) -> list[torch.Size]:
+        """The shapes of these parameters."""
+        return self._parts[MAIN].shapes
+
+    @property
     def head(self) -> str | None:
         """The name of the last linear layer, if there is one."""
         return self._parts[MAIN].head
@@ -161,6 +166,12 @@ class Task(ABC):
                 raise TaskError(f"this task has a part called {name!r} already")
             new._parts[name] = _Part(module, new.size)
         return new
+
+    def with_module(self, module: nn.Module) -> Self:
+        """The same likelihood with another network, on the same device."""
+        new = self._changed()
+        new._parts = {MAIN: _Part(module, 0)}
+        return new.prepare(self.device, self.dtype, bf16=self.bf16)
 
     def prepare(
         self,

@@ -57,6 +57,10 @@ ALGORITHMS += [
     cs.FedSEP(NGVI),
     cs.ADF(LAPLACE),
     cs.FedPADiagonal(LAPLACE),
+    cs.Ensemble(LOCAL, by_class=True),
+    cs.PFNM(LOCAL, how=cs.DPMeans(penalty=1.0)),
+    cs.PFNM(LOCAL, streaming=True),
+    cs.PFNM(cs.AMSGrad(lr=0.01, epochs=2, batch=16), observe_missing=False),
 ]
 
 
@@ -206,9 +210,13 @@ def poisoned(algorithm):
     def local(task, message, state, cohort):
         update, state = algorithm.local(task, message, state, cohort)
         sick = cohort.ids == 2
-        return tree_map(
-            lambda leaf: torch.where(sick.view(-1, *[1] * (leaf.dim() - 1)), torch.nan, leaf), update
-        ), state
+
+        def spoilt(leaf):
+            if not leaf.is_floating_point():
+                return leaf
+            return torch.where(sick.view(-1, *[1] * (leaf.dim() - 1)), torch.nan, leaf)
+
+        return tree_map(spoilt, update), state
 
     return SimpleNamespace(local=local, additive=algorithm.additive)
 

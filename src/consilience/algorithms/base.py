@@ -9,10 +9,10 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from torch import Tensor
 
+from consilience.beliefs import Belief
 from consilience.cohort import Cohort, Info
 from consilience.data.federation import Federation
-from consilience.gaussian import Gaussian
-from consilience.records import Point, Tree
+from consilience.records import Tree
 from consilience.task import Task
 
 T = TypeVar("T")
@@ -68,14 +68,22 @@ class Algorithm(ABC):
         """The server's state after a round, from the sum of the updates (or all of them, if not additive)."""
 
     @abstractmethod
-    def posterior(self, server: Any) -> Gaussian | Point:
+    def posterior(self, server: Any) -> Belief:
         """What the server believes of the weights."""
+
+    def network(self, task: Task, server: Any) -> Task:
+        """The task whose weights `posterior` is about, if it is not the clients'."""
+        return task
+
+    def facts(self, server: Any) -> dict[str, float]:
+        """Numbers about the server's state that are worth a place in every round's metrics."""
+        return {}
 
     def audit(self, server: Any, states: Iterable[Any]) -> dict[str, float]:
         """What should always hold, measured on the server's state and all clients' (in groups): numbers for the
         metrics, or an error. Called after every round of a run with `debug`."""
         return {}
 
-    def personal(self, server: Any, state: Any) -> Gaussian | Point:
+    def personal(self, server: Any, state: Any) -> Belief:
         """What one client (state without client axis) would use; the global belief unless a method says more."""
         return self.posterior(server)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from consilience.algorithms import ADF, FedAvg, FedEP, FedPA, FedPADiagonal, FedSEP
 from consilience.algorithms.base import Algorithm
+from consilience.beliefs import Belief
 from consilience.cohort import Cohort
 from consilience.comparison import Comparison, Row
 from consilience.data import Dataset, Federation
 from consilience.engines import Simulator
-from consilience.evaluation import Belief
 from consilience.experiment import fit
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Newton, Tilted

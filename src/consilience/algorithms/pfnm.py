@@ -1,0 +1,144 @@
+"""PFNM: clients' networks become one by telling which of their units are the same (Yurochkin et al., 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from consilience import keys
+from consilience.algorithms.alone import ONE_SHOT, Alone, Networks, Start
+from consilience.algorithms.base import algorithm
+from consilience.cohort import Info
+from consilience.errors import ConfigError
+from consilience.inference import Chain
+from consilience.matching import BetaBernoulli, Clusterer, Memory, Stack, match, restart, slice_of
+from consilience.matching.clusters import Known
+from consilience.records import Point, record
+from consilience.task import Task
+
+
+@record
+class Fused:
+    """The global network θ, the `widths` of its hidden layers, and which of its units are whose: [clients, units of a
+    client], −1 where a client is not in it. `chain` is the clients' stack of layers, `memory` what a stream knows."""
+
+    theta: Tensor
+    widths: Tensor
+    units: Tensor
+    chain: Tensor
+    memory: Memory | None
+    seed: Tensor
+
+
+@algorithm
+class PFNM(Alone):
+    """Units of clients' networks are noisy copies of global units, which a Beta process draws: `how` infers which are
+    the same and how many there are. One round is one-shot learning; in further rounds clients go on from their own
+    slices of the global network. Only chains of linear and convolutional layers have units that can be matched.
+
+    With `streaming` the posterior of a round is the prior of the next, and clients go on with the units that they have
+    used most, `jitter` being the deviation of the noise on them: for federations that are streams. With
+    `observe_missing`, what a client lacks was seen to be zero. `how` may be `DPMeans` instead, a baseline.
+    """
+
+    train: Chain = ONE_SHOT
+    how: Clusterer = BetaBernoulli()
+    streaming: bool = False
+    jitter: float = 0.01
+    observe_missing: bool = True
+
+    def __post_init__(self) -> None:
+        if self.streaming and not isinstance(self.how, BetaBernoulli):
+            raise ConfigError(f"only a Beta-Bernoulli process can go on in a stream, not {self.how.name}")
+        if not self.jitter >= 0:
+            raise ConfigError(f"jitter is a standard deviation and must not be negative, got {self.jitter}")
+
+    @property
+    def name(self) -> str:
+        """That of the clustering."""
+        return self.how.name
+
+    def start(self, task: Task, info: Info) -> Fused:
+        """The module's own weights, and nobody's units in it."""
+        stack, at = Stack.of(task.module), info.initial.device
+        nobody = torch.full((int(info.clients), sum(stack.widths)), -1, device=at)
+        widths = torch.tensor(stack.widths, device=at)
+        return Fused(info.initial, widths, nobody, stack.encoded(), None, info.seed)
+
+    def check(self, task: Task, theta: Tensor, x: Tensor) -> None:
+        """Hidden units must be free to change places."""
+        Stack.of(task.module).check(task.predict, theta, x, type(task.module).__name__)
+
+    def starts(self, server: Fused, ids: Tensor) -> Start:
+        """Every client's slice of the global network."""
+        stack, wide = _stacks(server)
+        layers, units = wide.layers(server.theta), server.units[ids]
+        known = (units[:, :1] >= 0).to(server.theta.dtype)
+        theta = server.theta.new_zeros(len(ids), stack.size)
+        for k in known[:, 0].nonzero().flatten().tolist():
+            chosen = units[k].split_with_sizes(stack.widths)
+            theta[k] = stack.flat(slice_of(layers, chosen))
+            if server.memory is not None:
+                key = keys.key(int(server.seed), purpose="restart", round=int(server.memory.step), client=int(ids[k]))
+                new = round(self.how.mass) if isinstance(self.how, BetaBernoulli) else 0
+                theta[k] = stack.flat(restart(layers, server.memory, int(ids[k]), stack.widths, new, key))
+                noise = keys.normal(key.view(1), stack.size, dtype=theta.dtype, device=theta.device)[0]
+                theta[k] += self.jitter * noise
+        return Start(theta, known)
+
+    def fuse(self, server: Fused, update: Networks) -> Fused:
+        """Match the networks."""
+        stack, _ = _stacks(server)
+        found = match(
+            [stack.layers(theta) for theta in update.theta],
+            self.how,
+            shares=update.shares,
+            observe_missing=self.observe_missing,
+            memory=_of(server.memory, update.client),
+            seed=int(server.seed),
+        )
+        memory = _merged(server, update.client, found.memory) if self.streaming else None
+        # Numbers of global units last in a stream only.
+        units = server.units.clone() if self.streaming else torch.full_like(server.units, -1)
+        units[update.client] = torch.cat([torch.stack(by_client) for by_client in found.assignments], dim=1).to(units)
+        theta = stack.flat(found.layers)
+        return Fused(theta, torch.tensor(found.widths).to(units), units, server.chain, memory, server.seed)
+
+    def posterior(self, server: Fused) -> Point:
+        """The posterior mean of the global units. Their deviations are those of units between clients, far too large
+        to draw networks from."""
+        return Point(server.theta)
+
+    def network(self, task: Task, server: Fused) -> Task:
+        """As wide as was inferred."""
+        return task.with_module(_stacks(server)[1].rebuilt(task.module))
+
+    def facts(self, server: Fused) -> dict[str, float]:
+        """Hidden units of the global network."""
+        return {"width": float(server.widths.sum())}
+
+
+def _stacks(server: Fused) -> tuple[Stack, Stack]:
+    """The clients' layers, and the global ones."""
+    stack = Stack.decoded(server.chain)
+    return stack, stack.with_widths(server.widths.tolist())
+
+
+def _of(memory: Memory | None, clients: Tensor) -> Memory | None:
+    """What a stream knows, as far as it concerns some clients."""
+    if memory is None:
+        return None
+    return Memory(tuple(Known(k.eta, k.lam, k.counts[clients], k.step) for k in memory.layers), memory.bias)
+
+
+def _merged(server: Fused, clients: Tensor, new: Memory) -> Memory:
+    """A step's memory with the counts of all clients, also of those who were not there."""
+    layers = []
+    for h, known in enumerate(new.layers):
+        counts = known.counts.new_zeros(len(server.units), known.counts.shape[1])
+        if server.memory is not None:
+            old = server.memory.layers[h].counts
+            counts[:, : old.shape[1]] = old
+        counts[clients] = known.counts
+        layers.append(Known(known.eta, known.lam, counts, known.step))
+    return Memory(tuple(layers), new.bias)

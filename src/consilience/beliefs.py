@@ -1,0 +1,44 @@
+"""Beliefs: what a server may hold of the weights, each of which predicts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from consilience.errors import TaskError
+from consilience.gaussian import Gaussian
+from consilience.records import Point, record
+
+
+@record
+class Mixture:
+    """Several networks that predict together: theta [M, P], and their weights [M, 1], or [M, C] by class. Over the
+    networks weights sum to 1."""
+
+    theta: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, theta: Tensor) -> Mixture:
+        """Networks that count alike."""
+        return cls(theta, theta.new_full((len(theta), 1), 1 / len(theta)))
+
+    @property
+    def mean(self) -> Tensor:
+        """There is none: the mean of several networks' weights is no network that has learned anything."""
+        raise TaskError("an ensemble is several networks, not one vector of weights: predict with it, or distil it")
+
+    def combine(self, predictions: Tensor) -> Tensor:
+        """Predictions [M, N, …] as one, p_c = Σ_m w_mc p_mc, scaled to sum to 1 if weights are by class."""
+        shape = (len(self.theta), *[1] * (predictions.dim() - 2), self.weights.shape[1])
+        total = (predictions * self.weights.view(shape).to(predictions)).sum(0)
+        return total / total.sum(-1, keepdim=True).clamp_min(1e-30) if self.weights.shape[1] > 1 else total
+
+
+Belief = Gaussian | Point | Mixture
+
+
+def draws(belief: Belief, samples: int) -> Mixture:
+    """The networks that a belief predicts with: an ensemble's, `samples` draws of a posterior, or the mean alone."""
+    if isinstance(belief, Mixture):
+        return belief
+    return Mixture.of(belief.sample(samples) if samples and isinstance(belief, Gaussian) else belief.mean.unsqueeze(0))

@@ -1,0 +1,74 @@
+"""What clustering units means: every client's units of one layer go in, global units come out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from consilience.records import record
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """A client's units of one layer: values [L, D], and how much is known of each coordinate, precision [D] ≥ 0 in
+    units of the model's noise: 1 for a plain observation, 0 for none at all."""
+
+    values: Tensor
+    precision: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@record
+class Known:
+    """Global units from earlier steps of a stream: natural parameters eta, lam [G, D] of each unit's posterior, and
+    counts [J, G], how many steps each client has used each unit in. `step` is the number of the step to come."""
+
+    eta: Tensor
+    lam: Tensor
+    counts: Tensor
+    step: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """Global units: posterior mean eta / lam and precision lam, [G, D]; which one each client's units are, a tensor
+    [L_j] a client; and the objective after every update, as far as there is one."""
+
+    eta: Tensor
+    lam: Tensor
+    assignments: list[Tensor]
+    trace: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.eta)
+
+    @property
+    def mean(self) -> Tensor:
+        """The global units' values, [G, D]."""
+        return self.eta / self.lam
+
+
+class Clusterer(ABC):
+    """A way to tell which units of different clients are the same."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As spelt in papers' tables."""
+
+    @abstractmethod
+    def prior(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Natural parameters (η₀, λ₀) of a unit that nobody has seen, whose mean is given."""
+
+    @abstractmethod
+    def evidence(self, precision: Tensor) -> Tensor:
+        """The precision that an observation brings, from `Units.precision`."""
+
+    @abstractmethod
+    def cluster(self, clients: Sequence[Units], mean: Tensor, known: Known | None, seed: int) -> Clusters:
+        """Global units of all clients' units, whose prior mean is `mean` [D]."""

@@ -1,0 +1,146 @@
+"""Stack: a module as a chain of linear and convolutional layers, whose hidden units may change places and number."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from consilience.errors import TaskError
+from consilience.matching.networks import Layer, slice_of
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Weight shapes [out, in, …] of the layers, from input to output, and whether each has a bias. In the flat vector a
+    layer's weight is followed by its bias."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    biased: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Stack:
+        """The chain in a module; anything else in it that learns is refused."""
+        kind = type(module).__name__
+        layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+        owned = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in owned:
+                raise TaskError(
+                    f"units of {kind} cannot be matched: its parameter {name!r} belongs to no linear or convolutional "
+                    "layer, and a chain of these is what matching knows"
+                )
+            if not parameter.requires_grad:
+                raise TaskError(f"units of {kind} cannot be matched: its parameter {name!r} is frozen")
+        if len(layers) < 2:
+            raise TaskError(
+                f"{kind} has {len(layers)} linear or convolutional layer(s): it has no hidden units to match"
+            )
+        grouped = [layer for layer in layers if isinstance(layer, nn.Conv2d) and layer.groups > 1]
+        if grouped:
+            raise TaskError(f"units of {kind} cannot be matched: {grouped[0]} ties its channels in groups")
+        shapes = tuple(tuple(layer.weight.shape) for layer in layers)
+        for before, after in pairwise(shapes):
+            if after[1] % before[0]:
+                raise TaskError(
+                    f"units of {kind} cannot be matched: a layer of {before[0]} units is followed by one that takes "
+                    f"{after[1]} inputs, so its layers are no chain"
+                )
+        return cls(shapes, tuple(layer.bias is not None for layer in layers))
+
+    @classmethod
+    def decoded(cls, code: Tensor) -> Stack:
+        """From `encoded`."""
+        rows = code.tolist()
+        return cls(tuple(tuple(n for n in row[1:] if n) for row in rows), tuple(bool(row[0]) for row in rows))
+
+    def encoded(self) -> Tensor:
+        """As a tensor [layers, 5], so that a record may hold it: biased, out, in and kernel sizes, or 0."""
+        return torch.tensor(
+            [[int(b), *shape, *[0] * (4 - len(shape))] for b, shape in zip(self.biased, self.shapes, strict=True)]
+        )
+
+    @property
+    def widths(self) -> list[int]:
+        """Units of the hidden layers."""
+        return [shape[0] for shape in self.shapes[:-1]]
+
+    @property
+    def outputs(self) -> int:
+        """Units of the last layer."""
+        return self.shapes[-1][0]
+
+    @property
+    def size(self) -> int:
+        """P, the length of the flat vector."""
+        return sum(math.prod(shape) + b * shape[0] for shape, b in zip(self.shapes, self.biased, strict=True))
+
+    def with_widths(self, widths: Sequence[int]) -> Stack:
+        """The same chain with other hidden widths."""
+        outs = [*widths, self.outputs]
+        shapes = [(outs[0], *self.shapes[0][1:])]
+        for h in range(1, len(outs)):
+            repeats = self.shapes[h][1] // self.shapes[h - 1][0]
+            shapes.append((outs[h], outs[h - 1] * repeats, *self.shapes[h][2:]))
+        return Stack(tuple(shapes), self.biased)
+
+    def layers(self, theta: Tensor) -> list[Layer]:
+        """Weights and biases from a flat vector [P]."""
+        layers: list[Layer] = []
+        for shape, biased in zip(self.shapes, self.biased, strict=True):
+            size = math.prod(shape)
+            weight, theta = theta[:size].view(shape), theta[size:]
+            bias = theta[: shape[0]] if biased else None
+            layers.append((weight, bias))
+            theta = theta[shape[0] :] if biased else theta
+        return layers
+
+    def flat(self, layers: Sequence[Layer]) -> Tensor:
+        """A flat vector from weights and biases."""
+        return torch.cat([part.reshape(-1) for layer in layers for part in layer if part is not None])
+
+    def rebuilt(self, module: nn.Module) -> nn.Module:
+        """A copy of the module with layers of this stack's sizes."""
+        wide = copy.deepcopy(module)
+        shapes = iter(self.shapes)
+
+        def replaced(parent: nn.Module) -> None:
+            for name, child in parent.named_children():
+                if isinstance(child, nn.Linear | nn.Conv2d):
+                    setattr(parent, name, _resized(child, next(shapes)))
+                else:
+                    replaced(child)
+
+        replaced(wide)
+        return wide
+
+    def check(self, predict: Callable[[Tensor, Tensor], Tensor], theta: Tensor, x: Tensor, name: str) -> None:
+        """Reverse all hidden units of θ: a chain predicts the same, and a module that does not is refused."""
+        reversed_units = [torch.arange(width - 1, -1, -1, device=theta.device) for width in self.widths]
+        other = self.flat(slice_of(self.layers(theta), reversed_units))
+        if not torch.allclose(predict(theta, x), predict(other, x), rtol=1e-3, atol=1e-4):
+            raise TaskError(
+                f"units of {name} cannot be matched: its predictions depend on the order of its hidden units "
+                "(a skip connection, or layers that are not registered in the order of their use?)"
+            )
+
+
+def _resized(layer: nn.Linear | nn.Conv2d, shape: Sequence[int]) -> nn.Module:
+    biased = layer.bias is not None
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(shape[1], shape[0], biased)
+    return nn.Conv2d(
+        shape[1],
+        shape[0],
+        tuple(shape[2:]),  # type: ignore[arg-type]
+        layer.stride,  # type: ignore[arg-type]
+        layer.padding,  # type: ignore[arg-type]
+        layer.dilation,  # type: ignore[arg-type]
+        bias=biased,
+        padding_mode=layer.padding_mode,
+    )

@@ -1,0 +1,43 @@
+"""Where clients go on from in a stream: with the global units that they have used most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from consilience import keys
+from consilience.matching.networks import Layer, Memory, slice_of
+
+
+def restart(
+    layers: Sequence[Layer], memory: Memory, client: int, widths: Sequence[int], new: int, key: Tensor
+) -> list[Layer]:
+    """A client's network of `widths` for the next step: its units are drawn from the global ones without replacement,
+    by how often it has used them (those that it never did come last, all alike), but for `new` units at zero."""
+    padded, chosen = _with_silent_units(layers), []
+    for h, (known, width) in enumerate(zip(memory.layers, widths, strict=True)):
+        fresh, counts = min(new, width), known.counts[client].double()
+        # The largest of log count + Gumbel noise are draws without replacement; a count of 0 is as good as never.
+        uniform = keys.uniform(keys.fold(key, f"restart {h}").view(1), len(counts), torch.float64)[0]
+        score = (counts + 1e-12).log() - (-uniform.clamp_min(1e-300).log()).log()
+        drawn = score.topk(width - fresh).indices
+        chosen.append(torch.cat([drawn, torch.full((fresh,), len(counts))]))
+    return slice_of(padded, chosen)
+
+
+def _with_silent_units(layers: Sequence[Layer]) -> list[Layer]:
+    """A network with one more unit in every hidden layer, whose weights are all zero."""
+    padded: list[Layer] = []
+    for h, (weight, bias) in enumerate(layers):
+        if h:
+            below = len(layers[h - 1][0])
+            grouped = weight.reshape(len(weight), below, -1)
+            grouped = torch.cat([grouped, torch.zeros_like(grouped[:, :1])], dim=1)
+            weight = grouped.reshape(len(weight), -1, *weight.shape[2:])
+        if h < len(layers) - 1:
+            weight = torch.cat([weight, torch.zeros_like(weight[:1])])
+            bias = None if bias is None else torch.cat([bias, torch.zeros_like(bias[:1])])
+        padded.append((weight, bias))
+    return padded
