@@ -1,6 +1,6 @@
 """Experiments by name: `consilience reproduce NAME`."""
 
-from consilience.recipes import fedep, fedep_exact, fedep_hospitals, fedep_stackoverflow, hospitals
+from consilience.recipes import fedep, fedep_exact, fedep_hospitals, fedep_stackoverflow, hospitals, pfnm, pfnm_more
 from consilience.recipes.base import Options, Recipe
 
 RECIPES: dict[str, Recipe] = {
@@ -11,6 +11,8 @@ RECIPES: dict[str, Recipe] = {
         *fedep.RECIPES,
         *fedep_exact.RECIPES,
         fedep_stackoverflow.RECIPE,
+        *pfnm.RECIPES,
+        *pfnm_more.RECIPES,
     )
 }
 

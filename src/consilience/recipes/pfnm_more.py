@@ -1,0 +1,161 @@
+"""PFNM beyond one exchange: how much its settings matter, several rounds, and streams."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import torch
+
+from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
+from consilience.algorithms.base import Algorithm
+from consilience.comparison import Comparison, Setting, compare
+from consilience.matching import BetaBernoulli
+from consilience.recipes.base import Options, Recipe
+from consilience.recipes.pfnm import (
+    MNIST,
+    SPLITS,
+    Case,
+    Scores,
+    finished,
+    in_rows,
+    kept,
+    loaded,
+    matched,
+    network,
+    shared_out,
+    trained,
+)
+from consilience.report.panels import Heat, Panel, Panels
+from consilience.task import Classification
+
+VARIANCES, PRIOR_VARIANCES, MASSES = (0.1, 0.3, 1.0, 3.0), (1.0, 10.0, 100.0), (1e-3, 1.0, 50.0)
+
+
+def variants() -> dict[str, BetaBernoulli]:
+    """The defaults, and what the paper prints or its code does instead."""
+    usual = BetaBernoulli()
+    return {
+        "PFNM": usual,
+        "popularity weight 1 (printed)": replace(usual, popularity_weight=1.0),
+        "popularity capped at 10 (code)": replace(usual, popularity_cap=10),
+        "both (the authors')": replace(usual, popularity_weight=1.0, popularity_cap=10),
+        "no −2 log t": replace(usual, new_penalty=False),
+        "one sweep": replace(usual, sweeps=1),
+    }
+
+
+def sensitivity(options: Options) -> Comparison:
+    """How much the hyperparameters matter, on training data as in the paper; and what the choices of detail do, on test
+    data."""
+    start = time.perf_counter()
+    clients = 5 if options.quick else 25
+    grid = list(product(MASSES, PRIOR_VARIANCES, VARIANCES))
+
+    def work(case: Case) -> Scores:
+        local = trained(case, "mnist", MNIST, options.quick)
+        some = local.data.train.subset(torch.arange(0, len(local.data.train), 1 if options.quick else 6))
+        found = {name: matched(local, how) for name, how in variants().items()}
+        for mass, prior, variance in grid[:: 9 if options.quick else 1]:
+            how = BetaBernoulli(variance=variance, prior_variance=prior, mass=mass)
+            found[_setting(mass, prior, variance)] = matched(local, how, some)
+        return found
+
+    tables = []
+    for seed in range(options.seeds):
+        if options.announce is not None:
+            options.announce(f"{len(grid)} settings", seed)
+        case = Case(SPLITS[0], clients, (100,), seed)
+        tables.append(kept(options, case, partial(work, case)))
+    names = variants()
+    rows = in_rows([{name: table[name] for name in names} for table in tables])
+    cells = {(row.method, row.metric): row.mean for row in in_rows(tables)}
+    panels = [
+        Panel(
+            f"γ₀ = {mass:g}",
+            heat=Heat(
+                [[cells.get((_setting(mass, p, v), "accuracy"), math.nan) for v in VARIANCES] for p in PRIOR_VARIANCES],
+                [f"{v:g}" for v in VARIANCES],
+                [f"{p:g}" for p in PRIOR_VARIANCES],
+            ),
+            x_label="σ²",
+            y_label="σ₀²",
+        )
+        for mass in MASSES
+    ]
+    figure = Panels("Accuracy on training data", f"{clients} clients, heterogeneous, 100 units.", panels)
+    text = "One set of local networks, matched with many priors. The table is about test data."
+    return finished("pfnm-sensitivity", "How much PFNM's settings matter", text, options, rows, [figure], start)
+
+
+def _setting(mass: float, prior: float, variance: float) -> str:
+    return f"γ₀ = {mass:g}, σ₀² = {prior:g}, σ² = {variance:g}"
+
+
+def going_on(
+    name: str, title: str, text: str, methods: dict[str, Algorithm], clients: int, rounds: int, streamed: bool
+) -> Callable[[Options], Comparison]:
+    """A comparison over rounds, each of which may see new data."""
+
+    def run(options: Options) -> Comparison:
+        count = min(rounds, 3) if options.quick else rounds
+
+        def setting(seed: int) -> Setting:
+            data = loaded("mnist", options.quick)
+            federation = shared_out(data.train, Case(SPLITS[0], clients, (100,), seed))
+            task = Classification(network(data.train.x.shape[1:], (100,), seed))
+            return Setting(task, federation.stream(count, seed) if streamed else federation, data.test)
+
+        return compare(
+            methods,
+            setting,
+            seeds=options.seeds,
+            out=options.out,
+            title=title,
+            text=text,
+            command=f"consilience reproduce {name}" + (" --quick" if options.quick else ""),
+            resume=options.resume,
+            on_run=options.announce,
+            rounds=count,
+            evaluate_every=1,
+            progress=False,
+        )
+
+    return run
+
+
+STREAMING = going_on(
+    "pfnm-streaming",
+    "MNIST in 15 steps at 3 clients",
+    "Every step reveals another fifteenth of each client's data, heterogeneous; ten epochs a step. PFNM's posterior "
+    "of a step is the prior of the next. The ensembles train their own networks on.",
+    {
+        "PFNM, streaming": PFNM(MNIST, streaming=True),
+        "Ensemble": Ensemble(MNIST),
+        "Ensemble by class": Ensemble(MNIST, by_class=True),
+        "Downpour SGD": Downpour(MNIST),
+        "FedAvg": FedAvg(MNIST),
+    },
+    clients=3,
+    rounds=15,
+    streamed=True,
+)
+ROUNDS = going_on(
+    "pfnm-rounds",
+    "MNIST at 10 clients over five rounds",
+    "Ten epochs a round at every client, heterogeneous. In further rounds PFNM's clients go on from their own slices "
+    "of the global network. Clients of FedAvg and downpour SGD all start at the global weights.",
+    {"PFNM": PFNM(MNIST), "FedAvg": FedAvg(MNIST), "Downpour SGD": Downpour(MNIST), "Ensemble": Ensemble(MNIST)},
+    clients=10,
+    rounds=5,
+    streamed=False,
+)
+RECIPES = (
+    Recipe("pfnm-streaming", "PFNM on a stream of MNIST", STREAMING, seeds=5),
+    Recipe("pfnm-rounds", "PFNM over several rounds", ROUNDS, seeds=3),
+    Recipe("pfnm-sensitivity", "How much PFNM's settings matter", sensitivity, seeds=3),
+)
