@@ -17,8 +17,8 @@ import torch
 from consilience import metrics
 from consilience.comparison import Comparison, Row
 from consilience.errors import ConsilienceError
-from consilience.report import text, write_report
-from consilience.report.panels import Curve, Ellipse, Mark, Panel, Panels
+from consilience.report import figures, panels, text, write_report
+from consilience.report.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
 
 HOSTILE = "<script>alert('x')</script>"
 FEDEP = {"name": "FedEP", "infer": {"name": "Identity", "scale": 0.05}, "damping": None}
@@ -419,3 +419,116 @@ def test_numbers_read_well() -> None:
         "159,010",
         "–",
     ]
+
+
+def make_heat(title: str = "Prior", scale: float = 1.0) -> Panel:
+    values = [[0.9123 * scale, 0.05 * scale, float("nan")], [0.3 * scale, 0.004 * scale, 0.0]]
+    return Panel(title, x_label="γ₀", y_label="σ₀²", heat=Heat(values, ["0.1", "1", "10"], ["row a", "row b"]))
+
+
+def cells(svg: str) -> tuple[list[float], list[str]]:
+    """How strong each cell is, and what is written in the cells."""
+    return (
+        [float(found) for found in re.findall(r"fill: var\(--k0\); opacity: ([\d.]+)", svg)],
+        re.findall(r">(-?[\d.,]+(?:e-?\d+)?)</text>", svg),
+    )
+
+
+def drawn(*shown: Panel) -> str:
+    return figures.side_by_side(Panels("Some", "", list(shown)), ["FedAvg", "FedEP"])
+
+
+def test_a_figure_comes_back_from_json_as_it_was() -> None:
+    heat = Heat([[0.9, 0.1], [0.3, 0.0]], ["a", "b"], ["c", "d"])
+    curve = Panel(
+        "Sweep", [Curve("FedEP", [1, 2], [0.5, 0.25])], [Mark("FedEP", 1.0, 2.0)], x_label="J", y_label="loss"
+    )
+    figure = Panels("Two", "What it shows.", [curve, Panel("Prior", x_label="γ₀", y_label="σ₀²", heat=heat)])
+    assert panels.read(json.loads(json.dumps(asdict(figure)))) == figure
+
+
+def test_a_figure_written_before_there_were_heat_maps_is_still_read() -> None:
+    content = asdict(make_figure())
+    for panel in content["panels"]:
+        del panel["heat"], panel["y_label"]
+    assert [(panel.heat, panel.y_label) for panel in panels.read(content).panels] == [(None, "")] * 2
+
+
+def test_a_heat_map_says_its_values_and_leaves_out_what_is_none() -> None:
+    svg = drawn(make_heat())
+    strengths, written = cells(svg)
+    assert len(strengths) == 5
+    assert [word for word in written if word not in ("0.1", "1", "10")] == [
+        "0.912",
+        "0.050",
+        "0.300",
+        "0.0040",
+        "0.000",
+    ]
+    assert not re.search(r"\bnan\b|\binf\b", svg, re.IGNORECASE)
+    for name in ("row a", "row b", "0.1", "10", "γ₀", "σ₀²", "Prior"):
+        assert f">{name}</text>" in svg, name
+    assert "(log scale)" not in svg
+
+
+def test_heat_maps_of_a_figure_share_their_shades() -> None:
+    together, _ = cells(drawn(make_heat(), make_heat("Half", 0.5)))
+    alone, _ = cells(drawn(make_heat("Half", 0.5)))
+    assert max(together[:5]) == max(together) == max(alone)
+    assert together[5] == pytest.approx((min(together) + max(together)) / 2, abs=1e-3)
+    assert together[9] == together[4] == min(together)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([1.0, 20.0, 1500.0], ["1", "20", "1,500"]),
+        ([0.5, 0.5], ["0.500", "0.500"]),
+        ([-0.25, 12.34, 4e-5], ["-0.25", "12.3", "4.0e-5"]),
+        ([1234567.0, 2.0], ["1.2e6", "2"]),
+        ([float("inf"), None], []),
+    ],
+)
+def test_cells_have_two_or_three_digits(values: list[Any], shown: list[str]) -> None:
+    names = [chr(ord("a") + at) for at in range(len(values))]
+    strengths, written = cells(drawn(Panel("Row", heat=Heat([values], names, ["r"]))))
+    assert (len(strengths), written) == (len(shown), shown)
+
+
+def test_a_page_holds_curves_and_heat_maps_side_by_side(tmp_path: Path) -> None:
+    sweep = Panel("Sweep", [Curve("FedEP", [1, 2, 5], [0.5, 0.4, 0.3])], x_label="clients", y_label="loss")
+    same = [make_heat("One"), make_heat("Two")]
+    page = report(with_figures(tmp_path, Panels("Mixed", "What it shows.", [sweep, *same])))
+    check_page(page)
+    assert Tags(page).headings == ["Results", "Mixed"]
+    (svg,) = re.findall(r'<figure class="wide">.*?</figure>', page, re.DOTALL)
+    assert len(cells(svg)[0]) == 10
+    for shown in ("Sweep", "clients", "loss", "One", "Two"):
+        assert f">{shown}</text>" in svg, shown
+    assert page.count("</i>FedEP</li>") == 1  # the legend is of the curves
+
+
+def test_the_names_of_a_heat_map_are_escaped(tmp_path: Path) -> None:
+    heat = Heat([[1.0, 2.0]], [HOSTILE[:20], AWKWARD[0]], [AWKWARD[2]])
+    page = report(with_figures(tmp_path, Panels("Names", "", [Panel(HOSTILE, heat=heat)])))
+    check_page(page)
+    assert [tag for tag, _ in Tags(page).tags].count("script") == 1
+    assert f"{AWKWARD[2]}</text>" in page
+
+
+@pytest.mark.parametrize("values", [[[1.0, 2.0]], [[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0]]])
+def test_a_heat_map_s_values_fit_its_names(values: list[list[float]]) -> None:
+    with pytest.raises(ConsilienceError, match=r"heat map of 2 × 2"):
+        Heat(values, ["a", "b"], ["c", "d"])
+    with pytest.raises(ConsilienceError, match="a row and a column"):
+        Heat([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("label", "points", "dots"), [("FedEP", 12, 12), ("FedEP", 13, 0), ("limit", 5, 5), ("limit", 2, 0)]
+)
+def test_few_points_of_a_curve_are_dots(label: str, points: int, dots: int) -> None:
+    curve = Curve(label, list(range(points)), [0.5 + 0.1 * at for at in range(points)])
+    colour = "--s1" if label == "FedEP" else "--muted"
+    svg = drawn(Panel("Sweep", [curve]))
+    assert len(re.findall(rf"<use [^>]*fill: var\({colour}\)", svg)) == dots

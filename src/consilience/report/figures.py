@@ -8,7 +8,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from consilience.metrics import Reliability
-from consilience.report.panels import Curve, Ellipse, Mark, Panel, Panels
+from consilience.report import text
+from consilience.report.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
 
 INK, MUTED, GRID, PAPER = "#010101", "#010102", "#010103", "#010104"
 SERIES = tuple(f"#01020{i}" for i in range(8))
@@ -79,7 +81,7 @@ def curves(title: str, lines: Sequence[Line], unit: str | None = None, mark: flo
         axes = figure.subplots()
         for line in lines:
             dash = (0, (3, 2)) if line.dashed else "-" if line.colour < len(SERIES) else (0, (1, 1))
-            dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.x) <= 12 else {}
+            dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.x) <= FEW else {}
             axes.plot(line.x, line.y, color=_series(line.colour), linestyle=dash, **dots)
             if line.low is not None and line.high is not None:
                 axes.fill_between(line.x, line.low, line.high, color=_series(line.colour), alpha=0.16, lw=0)
@@ -214,37 +216,100 @@ def dots(title: str, names: Sequence[str], groups: Sequence[Sequence[tuple[float
 def side_by_side(figure: Panels, methods: Sequence[str]) -> str:
     """An experiment's own panels; methods have the colours of the table."""
     colours = {method: _series(index) for index, method in enumerate(methods)}
+    cells = [value for panel in figure.panels if panel.heat for row in panel.heat.values for value in row]
+    finite = [value for value in cells if text.is_number(value)]
+    scale = (min(finite), max(finite)) if finite else (0.0, 0.0)
 
     def paint(canvas: Figure) -> None:
         widths = [1.2 if panel.ellipses else 1.0 for panel in figure.panels]
         row = canvas.subplots(1, len(figure.panels), squeeze=False, width_ratios=widths)[0]
         for axes, panel in zip(row, figure.panels, strict=True):
-            for ellipse in panel.ellipses:
-                _ellipse(axes, ellipse)
-            for index, curve in enumerate(panel.curves):
-                _curve(axes, curve, colours.get(curve.label), panel, panel.curves[:index])
-            for mark in panel.marks:
-                _mark(axes, mark, colours.get(mark.label))
-            axes.set_title(f"{panel.title} (log scale)" if panel.log else panel.title)
-            axes.set_xlabel(panel.x_label)
-            if panel.log:
-                axes.set_yscale("log")
-                axes.yaxis.set_major_locator(LogLocator(numticks=9))
-                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power_of_ten(value)))
-                axes.yaxis.set_minor_formatter(NullFormatter())
-            if panel.ellipses:
-                axes.set_aspect("equal", adjustable="datalim")
+            axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+            if panel.heat:
+                axes.set_title(panel.title)
+                _heat(axes, panel.heat, scale)
+            else:
+                _lines(axes, panel, colours)
+        if cells:
+            canvas.draw_without_rendering()  # so that the panels know how large they are
+        for axes, panel in zip(row, figure.panels, strict=True):
+            if panel.heat:
+                _fit(axes, panel.heat)
 
     return _draw(figure.title, PANELS, paint)
 
 
+def _lines(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
+    """Everything that has coordinates."""
+    for ellipse in panel.ellipses:
+        _ellipse(axes, ellipse)
+    for index, curve in enumerate(panel.curves):
+        _curve(axes, curve, colours.get(curve.label), panel, panel.curves[:index])
+    for mark in panel.marks:
+        _mark(axes, mark, colours.get(mark.label))
+    axes.set_title(f"{panel.title} (log scale)" if panel.log else panel.title)
+    if panel.log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(numticks=9))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power_of_ten(value)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    if panel.ellipses:
+        axes.set_aspect("equal", adjustable="datalim")
+
+
+def _heat(axes: Axes, heat: Heat, scale: tuple[float, float]) -> None:
+    """Cells of one colour, the larger the stronger, with their values. The strongest is pale enough for dark ink on
+    white paper, and dark enough for pale ink on black: 4.5 to 1 on both."""
+    (low, high), columns, rows = scale, len(heat.x), len(heat.y)
+    cells = {(i, j): value for i, row in enumerate(heat.values) for j, value in enumerate(row) if text.is_number(value)}
+    whole = all(float(value).is_integer() for value in cells.values())
+    places = 0 if whole else max(0, text.decimals(cells.values()) - 1)
+    for (i, j), value in cells.items():
+        strength = 0.08 + 0.77 * ((value - low) / (high - low) if high > low else 0.5)
+        axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=SHADES[0], alpha=strength, linewidth=0))
+        axes.text(j, i, _digits(value, places), color=INK, ha="center", va="center")
+    axes.vlines(np.arange(columns - 1) + 0.5, -0.5, rows - 0.5, PAPER, linewidth=1)
+    axes.hlines(np.arange(rows - 1) + 0.5, -0.5, columns - 0.5, PAPER, linewidth=1)
+    axes.set_xticks([])
+    axes.set_yticks(range(rows), [_clip(name) for name in heat.y])
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    axes.tick_params(bottom=False)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+
+
+def _fit(axes: Axes, heat: Heat) -> None:
+    """Values as large as the cells allow, and names of columns that do not run into each other."""
+    box = axes.get_position()
+    width, height = 72 * PANELS[0] * box.width / len(heat.x), 72 * PANELS[1] * box.height / len(heat.y)
+    longest = max((len(label.get_text()) for label in axes.texts), default=0)
+    for label in axes.texts:  # a digit is about 0.6 of its size wide
+        label.set_fontsize(min(9.5, 0.7 * height, width / (0.6 * (longest + 1))))
+    names = [_clip(name) for name in heat.x]
+    slant: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    crowded = 6 * max(map(len, names)) > width
+    axes.set_xticks(range(len(names)), names, **(slant if crowded else {}))
+
+
+def _digits(value: float, places: int) -> str:
+    """A number in a small cell: `places` decimals, or as many as two digits need; an exponent where those are many."""
+    if value and not 1e-3 <= abs(value) < 1e5:
+        digits, exponent = f"{value:.1e}".split("e")
+        return f"{digits}e{int(exponent)}"
+    if value and not float(value).is_integer():
+        places = max(places, 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}"
+
+
 def _curve(axes: Axes, curve: Curve, colour: str | None, panel: Panel, before: Sequence[Curve]) -> None:
-    """A line; dashed where it would hide one from before."""
+    """A line, with dots if its points are few; dashed where it would hide one from before."""
     x, y = np.array(curve.x, dtype=float), np.array(curve.y, dtype=float)
     fine = np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not panel.log))
     style: dict[str, Any] = {"color": colour}
+    if len(x) <= FEW and (colour is not None or len(x) > 2):  # not at the two ends of a reference
+        style |= {"marker": "o", "markersize": 3.5}
     if colour is None:
-        style = {"color": MUTED, "linestyle": (0, (3, 2)), "linewidth": 1.2}
+        style |= {"color": MUTED, "linestyle": (0, (3, 2)), "linewidth": 1.2, "markersize": 2.5}
         if fine.any():
             at = int(np.flatnonzero(fine)[-1])
             axes.annotate(curve.label, (x[at], y[at]), (0, 4), textcoords="offset points", color=MUTED, ha="right")
