@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from consilience.algorithms.alone import own_start
 from consilience.cohort import Cohort
 from consilience.data import Compose, Crop, Dataset, Federation, Flip
 from consilience.gaussian import Gaussian
@@ -268,3 +269,75 @@ def test_static_batches_of_a_stream_have_one_size_in_all_rounds():
     stream = federation([11, 4]).stream(3)
     assert {b.x.shape[1] for r in (1, 2, 3) for _, b in cohort(fed=stream, round=r, static=True).epoch(0, 50)} == {4}
     assert [cohort(fed=stream, round=r).n[0].item() for r in (1, 2, 3)] == [4, 4, 3]
+
+
+def label_counts_by_hand(fed, rows):
+    return torch.bincount(fed.data.y[rows], minlength=4).double()
+
+
+def test_label_counts_are_those_of_every_client():
+    for group in (cohort(), cohort([2, 7, 4]), cohort([8]), cohort(static=True)):
+        counts = group.label_counts(4)
+        assert counts.dtype == torch.float64
+        for client, row in zip(group.ids.tolist(), counts, strict=True):
+            assert torch.equal(row, label_counts_by_hand(group.federation, group.federation.indices(client)))
+        assert torch.equal(counts.sum(1, keepdim=True), group.n)
+    assert cohort().label_counts(6)[:, 4:].abs().sum() == 0  # outputs that no label has
+
+
+@pytest.mark.parametrize("round", [1, 2, 3, 4])
+def test_label_counts_of_a_stream_are_those_of_the_part(round):
+    stream = federation([333, 100, 41, 7, 3]).stream(3, seed=1)
+    group = cohort(fed=stream, round=round)
+    offsets, sizes = stream.part(group.ids, round)
+    for row, start, size in zip(group.label_counts(4), offsets.tolist(), sizes.tolist(), strict=True):
+        assert torch.equal(row, label_counts_by_hand(stream, stream.order[start : start + size]))
+    parts = sum(cohort(fed=stream, round=r).label_counts(4) for r in (1, 2, 3))
+    assert torch.equal(parts, cohort(fed=stream.stream(1)).label_counts(4))
+
+
+@pytest.mark.parametrize("y", [torch.zeros(6), torch.zeros(6, 1), torch.zeros(6, 2, dtype=torch.uint8)], ids=str)
+def test_there_are_no_label_counts_without_classes(y):
+    fed = Federation.from_owner(Dataset(torch.zeros(6, 3), y), torch.tensor([0, 0, 0, 0, 1, 1]))
+    assert cohort(fed=fed).label_counts(2) is None
+
+
+def test_a_glimpse_is_of_the_first_clients_inputs():
+    for group in (cohort(), cohort([5, 8]), cohort(fed=federation([9, 4]).stream(3), round=2)):
+        offset, size = group.federation.part(group.ids[:1], group.round)
+        held = group.federation.order[int(offset) : int(offset + size)]
+        seen = group.glimpse(2)[:, 0].long().tolist()
+        assert seen == held[:2].tolist()
+        assert group.glimpse().dtype == torch.float64
+        assert len(group.glimpse(1000)) == int(size)
+    assert cohort([8]).glimpse().shape == (1, 3)  # who has one example shows one
+
+
+def network():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(3, 400), nn.ReLU(), nn.Linear(400, 4, bias=False), nn.LayerNorm(4))
+        nn.init.uniform_(module[0].weight, 0.5, 1.0)
+        return Classification(module).prepare(dtype=torch.float64)
+
+
+def test_a_clients_own_start_depends_on_seed_round_and_client_only():
+    task, everyone, few = network(), cohort(), cohort([2, 7])
+    starts = dict(zip(everyone.ids.tolist(), own_start(task, everyone), strict=True))
+    for client, theta in zip(few.ids.tolist(), own_start(task, few), strict=True):
+        assert torch.equal(theta, starts[client])
+    assert len({tuple(theta.tolist()) for theta in starts.values()}) == len(starts)
+    for other in (cohort(round=4), cohort(seed=6)):
+        assert not (own_start(task, other)[:, :1200] == own_start(task, everyone)[:, :1200]).any()
+
+
+def test_an_own_start_is_drawn_like_the_modules_weights_and_keeps_its_vectors():
+    task, group = network(), cohort()
+    sizes = [shape.numel() for shape in task.shapes]
+    parts = zip(task.initial().split(sizes), own_start(task, group).split(sizes, dim=1), task.shapes, strict=True)
+    for initial, started, shape in parts:
+        if len(shape) == 1:  # biases, and the scales of a norm
+            assert torch.equal(started, initial.expand(len(group), -1))
+        else:
+            assert started.std().item() == pytest.approx(initial.std().item(), rel=0.05)
+            assert started.mean().item() == pytest.approx(initial.mean().item(), abs=0.05 * initial.std().item())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian
 
 import consilience as cs
+from consilience.beliefs import draws
 from consilience.errors import DataError, TaskError
 from consilience.evaluation import Detection, detect, predict, uncertainty
 from consilience.metrics import entropy
@@ -205,3 +206,60 @@ def test_a_run_is_asked_for_its_server_s_belief() -> None:
     outside = cloud()
     assert torch.equal(run.uncertainty(outside).entropy, uncertainty(run.task, run.posterior, outside).entropy)
     assert run.detect(test.data, outside) == detect(run.task, run.posterior, test.data, outside)
+
+
+# Beliefs
+
+
+def test_a_posteriors_marginal_is_the_plain_mean_over_its_draws() -> None:
+    task, data = plane(), cloud()
+    posterior, index = belief(task, 2.0), torch.arange(60)
+    x = data.x.double()
+    each = torch.stack([task.predict(theta, x) for theta in posterior.sample(7)])
+    torch.testing.assert_close(predict(task, posterior, data, index, samples=7), each.mean(0), rtol=1e-13, atol=1e-13)
+    assert torch.equal(predict(task, posterior, data, index), task.predict(posterior.mean, x))
+    assert torch.equal(predict(task, cs.Point(posterior.mean), data, index, 7), task.predict(posterior.mean, x))
+
+
+def test_what_a_belief_predicts_with() -> None:
+    task = plane()
+    posterior = belief(task, 1.0)
+    drawn = draws(posterior, 4)
+    assert torch.equal(drawn.theta, posterior.sample(4))
+    assert drawn.weights.flatten().tolist() == [0.25] * 4
+    assert torch.equal(draws(posterior, 0).theta, posterior.mean.unsqueeze(0))
+    mixture = cs.Mixture.of(torch.randn(3, task.size))
+    assert draws(mixture, 10) is mixture
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 1), (5,), (5, 2, 2)], ids=str)
+def test_networks_that_count_alike_are_averaged_whatever_they_predict(shape: tuple[int, ...]) -> None:
+    mixture = cs.Mixture.of(torch.zeros(4, 9))
+    predictions = torch.rand(4, *shape, dtype=torch.float64)
+    torch.testing.assert_close(mixture.combine(predictions), predictions.mean(0))
+
+
+def test_weights_by_class_are_of_classes_and_predictions_still_sum_to_one() -> None:
+    weights = torch.tensor([[1.0, 0.25, 0.5], [0.0, 0.75, 0.5]])
+    predictions = torch.tensor([[[0.5, 0.25, 0.25]], [[0.1, 0.1, 0.8]]]).double()
+    raw = torch.tensor([0.5, 0.25 * 0.25 + 0.75 * 0.1, 0.5 * 0.25 + 0.5 * 0.8]).double()
+    combined = cs.Mixture(torch.zeros(2, 9), weights).combine(predictions)
+    torch.testing.assert_close(combined, (raw / raw.sum()).unsqueeze(0))
+
+
+def test_weights_in_single_precision_sum_to_one_in_double() -> None:
+    # As float32, 41 times 1/41 is less than 1 by 3e-8, which would pass for mutual information.
+    mixture = cs.Mixture.of(torch.zeros(41, 9))
+    predictions = torch.full((41, 2, 4), 0.25, dtype=torch.float64)
+    torch.testing.assert_close(mixture.combine(predictions).sum(-1), torch.ones(2).double(), rtol=1e-14, atol=0)
+
+
+def test_clients_of_an_ensemble_are_scored_by_all_of_it() -> None:
+    task, train, test = blobs()
+    task = task.prepare(dtype=torch.float64)
+    mixture = cs.Mixture.of(torch.randn(3, task.size, generator=torch.Generator().manual_seed(0)).double())
+    found = cs.evaluate(task, mixture, test)
+    assert found.marginal is None
+    assert len(found.clients) == len(train)
+    part = cs.evaluate(task, mixture, test.data.subset(test.indices(2)))
+    assert found.clients[2]["metrics"] == pytest.approx(part.point)

@@ -30,7 +30,8 @@ class Mixture:
     def combine(self, predictions: Tensor) -> Tensor:
         """Predictions [M, N, …] as one, p_c = Σ_m w_mc p_mc, scaled to sum to 1 if weights are by class."""
         shape = (len(self.theta), *[1] * (predictions.dim() - 2), self.weights.shape[1])
-        total = (predictions * self.weights.view(shape).to(predictions)).sum(0)
+        weights = self.weights.to(predictions)
+        total = (predictions * (weights / weights.sum(0)).view(shape)).sum(0)  # 1 in the predictions' precision
         return total / total.sum(-1, keepdim=True).clamp_min(1e-30) if self.weights.shape[1] > 1 else total
 
 

@@ -27,8 +27,10 @@ class Imitation(Classification):
         return -(y * F.log_softmax(output, dim=-1)).sum(-1)
 
     def fits(self, output: Tensor, data: Dataset) -> None:
-        """A probability for every output."""
-        if output.shape[1:] != data.y.shape[1:]:
+        """A probability for every output; test data has labels."""
+        if data.y.dim() == 1:
+            super().fits(output, data)
+        elif output.shape[1:] != data.y.shape[1:]:
             raise DataError(f"the student has {output.shape[-1]} outputs, its teacher {data.y.shape[-1]}")
 
 
@@ -37,7 +39,7 @@ def distil(teacher: Run, student: nn.Module, train: Chain = ONE_SHOT, **options:
     reference that no real federation could run. `options` go to `fit`."""
     if teacher.task.kind != "classification":
         raise TaskError(f"distillation needs class probabilities, but the task is {teacher.task.kind}")
-    federation = teacher.federation
+    federation = teacher.federation.stream(1)  # all that a stream has revealed, at once
     everything = torch.arange(len(federation.data))
     soft = predict(teacher.network, teacher.posterior, federation.data, everything).to(federation.data.x.device)
     data = replace(federation.data, y=soft, name=f"{federation.data.name}, imitated")

@@ -125,7 +125,8 @@ def uncertainty(task: Task, belief: Belief, data: Dataset, samples: int = 10, ba
         raise TaskError(f"predictive entropy is defined for classification here, but the task is {task.kind}")
     task.check(replace(data, y=torch.zeros(len(data), dtype=torch.int64)))
     networks = draws(belief, samples)
-    share = networks.weights.mean(1).double().view(-1, 1)
+    share = networks.weights.double().mean(1, keepdim=True)
+    share = share / share.sum()
     total, expected = [], []
     for start in range(0, len(data), batch):
         index = torch.arange(start, min(start + batch, len(data)), device=data.x.device)

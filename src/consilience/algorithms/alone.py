@@ -66,7 +66,7 @@ class Alone(Algorithm):
         self.check(task, theta[0], x)
         classes = task.predict(theta[0], x).shape[-1]
         trained = self.train(task.gradient(), theta, cohort)
-        return Networks(trained, cohort.label_counts(classes), cohort.ids.clone()), None
+        return Networks(trained, cohort.label_counts(classes), cohort.ids.to(trained.device, copy=True)), None
 
 
 def own_start(task: Task, cohort: Cohort) -> Tensor:

@@ -37,6 +37,12 @@ class Ensemble(Alone):
         """Both kinds are in the papers' tables."""
         return "Ensemble by class" if self.by_class else "Ensemble"
 
+    def adapt(self, task: Task) -> Task:
+        """The same, if it has classes to weight by."""
+        if self.by_class and task.kind != "classification":
+            raise TaskError(f"an ensemble by class needs class labels, but the task is {task.kind}")
+        return task
+
     def start(self, task: Task, info: Info) -> Members:
         """The module's own weights, until something better comes."""
         theta = info.initial.repeat(int(info.clients), 1)
@@ -53,8 +59,6 @@ class Ensemble(Alone):
         if update.labels is not None:
             labels = theta.new_zeros(len(theta), update.labels.shape[1]) if labels is None else labels.clone()
             labels[update.client] = update.labels
-        elif self.by_class:
-            raise TaskError("an ensemble by class needs class labels, which this task has not")
         return Members(theta, labels, known)
 
     def posterior(self, server: Members) -> Mixture:

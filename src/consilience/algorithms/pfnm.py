@@ -13,7 +13,7 @@ from consilience.errors import ConfigError
 from consilience.inference import Chain
 from consilience.matching import BetaBernoulli, Clusterer, Memory, Stack, match, restart, slice_of
 from consilience.matching.clusters import Known
-from consilience.records import Point, record
+from consilience.records import Point, record, to
 from consilience.task import Task
 
 
@@ -58,6 +58,11 @@ class PFNM(Alone):
         """That of the clustering."""
         return self.how.name
 
+    def adapt(self, task: Task) -> Task:
+        """The same; a module that is no chain is refused before anything is written."""
+        Stack.of(task.module)
+        return task
+
     def start(self, task: Task, info: Info) -> Fused:
         """The module's own weights, and nobody's units in it."""
         stack, at = Stack.of(task.module), info.initial.device
@@ -72,16 +77,17 @@ class PFNM(Alone):
     def starts(self, server: Fused, ids: Tensor) -> Start:
         """Every client's slice of the global network."""
         stack, wide = _stacks(server)
+        memory: Memory | None = to(server.memory, "cpu")  # matching is done there
         layers, units = wide.layers(server.theta), server.units[ids]
         known = (units[:, :1] >= 0).to(server.theta.dtype)
         theta = server.theta.new_zeros(len(ids), stack.size)
         for k in known[:, 0].nonzero().flatten().tolist():
             chosen = units[k].split_with_sizes(stack.widths)
             theta[k] = stack.flat(slice_of(layers, chosen))
-            if server.memory is not None:
-                key = keys.key(int(server.seed), purpose="restart", round=int(server.memory.step), client=int(ids[k]))
+            if memory is not None:
+                key = keys.key(int(server.seed), purpose="restart", round=int(memory.step), client=int(ids[k]))
                 new = round(self.how.mass) if isinstance(self.how, BetaBernoulli) else 0
-                theta[k] = stack.flat(restart(layers, server.memory, int(ids[k]), stack.widths, new, key))
+                theta[k] = stack.flat(restart(layers, memory, int(ids[k]), stack.widths, new, key))
                 noise = keys.normal(key.view(1), stack.size, dtype=theta.dtype, device=theta.device)[0]
                 theta[k] += self.jitter * noise
         return Start(theta, known)
@@ -89,15 +95,17 @@ class PFNM(Alone):
     def fuse(self, server: Fused, update: Networks) -> Fused:
         """Match the networks."""
         stack, _ = _stacks(server)
+        before: Memory | None = to(server.memory, "cpu")
+        clients = update.client.cpu()
         found = match(
             [stack.layers(theta) for theta in update.theta],
             self.how,
             shares=update.shares,
             observe_missing=self.observe_missing,
-            memory=_of(server.memory, update.client),
+            memory=_of(before, clients),
             seed=int(server.seed),
         )
-        memory = _merged(server, update.client, found.memory) if self.streaming else None
+        memory = _merged(before, len(server.units), clients, found.memory) if self.streaming else None
         # Numbers of global units last in a stream only.
         units = server.units.clone() if self.streaming else torch.full_like(server.units, -1)
         units[update.client] = torch.cat([torch.stack(by_client) for by_client in found.assignments], dim=1).to(units)
@@ -131,13 +139,13 @@ def _of(memory: Memory | None, clients: Tensor) -> Memory | None:
     return Memory(tuple(Known(k.eta, k.lam, k.counts[clients], k.step) for k in memory.layers), memory.bias)
 
 
-def _merged(server: Fused, clients: Tensor, new: Memory) -> Memory:
+def _merged(before: Memory | None, everyone: int, clients: Tensor, new: Memory) -> Memory:
     """A step's memory with the counts of all clients, also of those who were not there."""
     layers = []
     for h, known in enumerate(new.layers):
-        counts = known.counts.new_zeros(len(server.units), known.counts.shape[1])
-        if server.memory is not None:
-            old = server.memory.layers[h].counts
+        counts = known.counts.new_zeros(everyone, known.counts.shape[1])
+        if before is not None:
+            old = before.layers[h].counts
             counts[:, : old.shape[1]] = old
         counts[clients] = known.counts
         layers.append(Known(known.eta, known.lam, counts, known.step))

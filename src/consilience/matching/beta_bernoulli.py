@@ -97,7 +97,7 @@ class Buffet:
 
     def __init__(self, model: BetaBernoulli, clients: Sequence[Units], mean: Tensor, known: Known | None) -> None:
         self.model, self.known, self.clients = model, known, len(clients)
-        self.order, self.common = _by_precision([u.precision for u in clients], mean, known)
+        self.order, self.common = _by_precision([u.precision for u in clients], known)
         self.eta0, self.lam0 = (t[self.order] for t in model.prior(mean))
         self.precision = [model.evidence(units.precision)[self.order] for units in clients]
         self.evidence = [u.values[:, self.order] * p for u, p in zip(clients, self.precision, strict=True)]
@@ -161,10 +161,10 @@ class Buffet:
         self.assignments[j] = chosen
 
     def _add(self, atoms: Tensor, sign: int, j: int) -> None:
-        self.s[atoms] += sign * self.evidence[j]
+        s = self.s[atoms].add_(self.evidence[j], alpha=sign)
+        self.s[atoms], self._square[atoms] = s, self._squares(s)
         self.p[atoms] += sign * self._narrow(self.precision[j])
         self.m[atoms] += sign
-        self._square[atoms] = self._squares(self.s[atoms])
 
     def gains(self, j: int, own: int = 0) -> Tensor:
         """What each atom [G + new] would gain from each unit [L_j] of client j, who is out; `own` atoms were its own.
@@ -218,23 +218,22 @@ class Buffet:
 
     def at(self, best: _Snapshot, trace: list[float]) -> Clusters:
         """The global units of a state, summed afresh."""
-        back = self.order.argsort()
-        eta, lam = self.eta0[back].repeat(best.units, 1), self.lam0[back].repeat(best.units, 1)
+        eta, lam = self.eta0.repeat(best.units, 1), self.lam0.repeat(best.units, 1)
         if self.known is not None:
-            eta[: self.old], lam[: self.old] = self.known.eta, self.known.lam
+            eta[: self.old], lam[: self.old] = self.known.eta[:, self.order], self.known.lam[:, self.order]
         for b, p, a in zip(self.evidence, self.precision, best.assignments, strict=True):
-            eta[a] += b[:, back]
-            lam[a] += p[back]
-        return Clusters(eta, lam, best.assignments, trace)
+            eta[a] += b
+            lam[a] += p
+        back = self.order.argsort()
+        return Clusters(eta[:, back], lam[:, back], best.assignments, trace)
 
 
-def _by_precision(precisions: Sequence[Tensor], mean: Tensor, known: Known | None) -> tuple[Tensor, int]:
+def _by_precision(precisions: Sequence[Tensor], known: Known | None) -> tuple[Tensor, int]:
     """An order of the coordinates in which the largest group that everyone knows equally well comes first, and its
     size."""
-    rows = [*precisions, *([] if known is None else known.lam)]
-    group = torch.zeros(len(mean), dtype=torch.int64)
-    for row in rows:  # coordinates stay together as long as nobody tells them apart
-        group = torch.unique(torch.stack([group.to(row), row]), dim=1, return_inverse=True)[1]
+    rows = torch.stack([*precisions, *([] if known is None else known.lam)])
+    seen: dict[bytes, int] = {}
+    group = torch.tensor([seen.setdefault(column.tobytes(), len(seen)) for column in rows.T.contiguous().numpy()])
     sizes = torch.bincount(group)
     first = group == sizes.argmax()
     return torch.cat([first.nonzero().flatten(), (~first).nonzero().flatten()]), int(sizes.max())

@@ -44,6 +44,8 @@ class Stack:
         grouped = [layer for layer in layers if isinstance(layer, nn.Conv2d) and layer.groups > 1]
         if grouped:
             raise TaskError(f"units of {kind} cannot be matched: {grouped[0]} ties its channels in groups")
+        if len(owned) < sum(1 for layer in layers for _ in layer.parameters(recurse=False)):
+            raise TaskError(f"units of {kind} cannot be matched: layers share their weights")
         shapes = tuple(tuple(layer.weight.shape) for layer in layers)
         for before, after in pairwise(shapes):
             if after[1] % before[0]:
@@ -120,9 +122,11 @@ class Stack:
         return wide
 
     def check(self, predict: Callable[[Tensor, Tensor], Tensor], theta: Tensor, x: Tensor, name: str) -> None:
-        """Reverse all hidden units of θ: a chain predicts the same, and a module that does not is refused."""
-        reversed_units = [torch.arange(width - 1, -1, -1, device=theta.device) for width in self.widths]
-        other = self.flat(slice_of(self.layers(theta), reversed_units))
+        """Reorder all hidden units of θ: a chain predicts the same, and a module that does not is refused."""
+        # Every second unit first. To reverse them would not do: channels in groups, or neighbours, would stay together.
+        units = [torch.arange(width, device=theta.device) for width in self.widths]
+        orders = [torch.cat([u[1::2], u[::2]]) for u in units]
+        other = self.flat(slice_of(self.layers(theta), orders))
         if not torch.allclose(predict(theta, x), predict(other, x), rtol=1e-3, atol=1e-4):
             raise TaskError(
                 f"units of {name} cannot be matched: its predictions depend on the order of its hidden units "
@@ -131,9 +135,9 @@ class Stack:
 
 
 def _resized(layer: nn.Linear | nn.Conv2d, shape: Sequence[int]) -> nn.Module:
-    biased = layer.bias is not None
+    biased, device, dtype = layer.bias is not None, layer.weight.device, layer.weight.dtype
     if isinstance(layer, nn.Linear):
-        return nn.Linear(shape[1], shape[0], biased)
+        return nn.Linear(shape[1], shape[0], biased, device=device, dtype=dtype)
     return nn.Conv2d(
         shape[1],
         shape[0],
@@ -143,4 +147,6 @@ def _resized(layer: nn.Linear | nn.Conv2d, shape: Sequence[int]) -> nn.Module:
         layer.dilation,  # type: ignore[arg-type]
         bias=biased,
         padding_mode=layer.padding_mode,
+        device=device,
+        dtype=dtype,
     )

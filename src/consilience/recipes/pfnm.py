@@ -152,7 +152,9 @@ def by_distance(local: Trained) -> dict[str, float]:
     """DP-means with the best of several penalties, on training data."""
     some = local.data.train.subset(torch.arange(0, len(local.data.train), max(1, len(local.data.train) // 5000)))
     tried = [local.fused(PFNM(how=DPMeans(penalty))) for penalty in PENALTIES]
-    return local.scored(*max(tried, key=lambda found: local.scored(*found, some)["accuracy"]))
+    accuracies = [local.scored(task, belief, some)["accuracy"] for task, belief in tried]
+    task, belief = tried[accuracies.index(max(accuracies))]
+    return local.scored(task, belief)
 
 
 def averaged_once(local: Trained) -> dict[str, float]:
