@@ -322,3 +322,17 @@ def test_a_stream_that_is_cut_short_and_resumed_is_the_same_run(tmp_path):
     assert [line["width"] for line in resumed.history] == [line["width"] for line in whole.history]
     for (name, x), (_, y) in zip(leaves(whole.server), leaves(resumed.server), strict=True):
         assert torch.equal(x, y), name
+
+
+@pytest.mark.parametrize(
+    "second",
+    [cs.PFNM(STILL, cs.BetaBernoulli(prior_variance=1e12)), cs.Ensemble(STILL)],
+    ids=lambda method: method.name,
+)
+def test_after_another_method_clients_go_on_from_its_weights(second):
+    task, federation, test = blobs()
+    first = learn(cs.FedAvg(TRAIN), task, federation, rounds=2)
+    run = learn(cs.Switch(cs.FedAvg(TRAIN), second, at=2), task, federation, rounds=3)
+    x = test.data.x[:20].double()
+    torch.testing.assert_close(run.predict(x), first.predict(x), rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(run.predict(x), task.prepare(dtype=torch.float64).predict(task.initial(), x))

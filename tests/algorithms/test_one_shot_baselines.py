@@ -251,10 +251,13 @@ class Residual(nn.Module):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        pytest.param(
+        (
             Residual(),
             "units of Residual cannot be matched: its predictions depend on the order of its hidden units",
-            marks=pytest.mark.xfail(reason="Stack.check reorders layers of the same width alike", strict=False),
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8, elementwise_affine=False), nn.Tanh(), nn.Linear(8, 3)),
+            "units of Sequential cannot be matched, as it cannot be made wider",
         ),
         (
             nn.Sequential(nn.Linear(2, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, 3)),
@@ -262,7 +265,7 @@ class Residual(nn.Module):
         ),
         (nn.Linear(2, 3), "has 1 linear or convolutional layer"),
     ],
-    ids=["residual", "GroupNorm", "logistic"],
+    ids=["residual", "LayerNorm", "GroupNorm", "logistic"],
 )
 def test_modules_whose_units_cannot_change_places_are_refused(module, words):
     _, train, _ = blobs()

@@ -44,9 +44,9 @@ class Ensemble(Alone):
         return task
 
     def start(self, task: Task, info: Info) -> Members:
-        """The module's own weights, until something better comes."""
+        """The module's own weights, until something better comes; after another method, its weights."""
         theta = info.initial.repeat(int(info.clients), 1)
-        return Members(theta, None, torch.zeros_like(theta[:, :1]))
+        return Members(theta, None, torch.full_like(theta[:, :1], float(info.before is not None)))
 
     def starts(self, server: Members, ids: Tensor) -> Start:
         """Every client goes on from its own network."""

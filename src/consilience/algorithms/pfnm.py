@@ -9,7 +9,7 @@ from consilience import keys
 from consilience.algorithms.alone import ONE_SHOT, Alone, Networks, Start
 from consilience.algorithms.base import algorithm
 from consilience.cohort import Info
-from consilience.errors import ConfigError
+from consilience.errors import ConfigError, TaskError
 from consilience.inference import Chain
 from consilience.matching import BetaBernoulli, Clusterer, Memory, Stack, match, restart, slice_of
 from consilience.matching.clusters import Known
@@ -64,15 +64,22 @@ class PFNM(Alone):
         return task
 
     def start(self, task: Task, info: Info) -> Fused:
-        """The module's own weights, and nobody's units in it."""
+        """The module's own weights, and nobody's units in it; after another method, its weights and everybody's."""
         stack, at = Stack.of(task.module), info.initial.device
-        nobody = torch.full((int(info.clients), sum(stack.widths)), -1, device=at)
-        widths = torch.tensor(stack.widths, device=at)
-        return Fused(info.initial, widths, nobody, stack.encoded(), None, info.seed)
+        units = torch.cat([torch.arange(width, device=at) for width in stack.widths]).repeat(int(info.clients), 1)
+        if info.before is None:
+            units.fill_(-1)
+        return Fused(info.initial, torch.tensor(stack.widths, device=at), units, stack.encoded(), None, info.seed)
 
     def check(self, task: Task, theta: Tensor, x: Tensor) -> None:
-        """Hidden units must be free to change places."""
-        Stack.of(task.module).check(task.predict, theta, x, type(task.module).__name__)
+        """Hidden units must be free to change places, and to become more."""
+        stack, name = Stack.of(task.module), type(task.module).__name__
+        stack.check(task.predict, theta, x, name)
+        wider = stack.with_widths([width + 1 for width in stack.widths])
+        try:
+            task.with_module(wider.rebuilt(task.module)).predict(theta.new_zeros(wider.size), x)
+        except Exception as error:
+            raise TaskError(f"units of {name} cannot be matched, as it cannot be made wider: {error}") from error
 
     def starts(self, server: Fused, ids: Tensor) -> Start:
         """Every client's slice of the global network."""
