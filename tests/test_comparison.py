@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from rich.console import Console
 
 import consilience as cs
@@ -16,11 +17,21 @@ ENGINE = cs.Simulator(device="cpu", chunk=6, workers=1)
 OPTIONS = {"rounds": 4, "cohort": 4, "engine": ENGINE, "progress": False}
 
 
-def shown(comparison):
-    console = Console(width=120, record=True, file=None)
+def shown(comparison, width=120):
+    console = Console(width=width, record=True, file=None)
     with console.capture() as captured:
-        console.print(comparison.table())
+        for table in comparison.tables(width):
+            console.print(table)
     return captured.get()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_table_that_is_too_wide_goes_on_below(width):
+    rows = [Row(method, f"metric {i}", i + 0.125, 0.001, 3) for method in ("FedAvg", "FedEP") for i in range(9)]
+    text = shown(Comparison("Nine scores", rows=rows), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert all(text.count(f"{i}.125 ± 0.001") == 2 for i in range(9))
+    assert text.count("Nine scores") == 1
 
 
 def test_a_score_that_not_every_run_has_says_of_how_many_it_is(tmp_path):

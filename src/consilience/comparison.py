@@ -26,6 +26,8 @@ from consilience.metrics import MARGINAL, spread
 from consilience.report.panels import Panels
 from consilience.task import Task
 
+FRAME, PADDING = 4, 3  # characters around the first column of a table, and around each other
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -68,34 +70,59 @@ class Comparison:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "comparison.json", json.dumps(asdict(self), indent=1, ensure_ascii=False))
 
-    def table(self) -> Table:
+    def tables(self, width: int = 10_000) -> list[Table]:
         """Methods × metrics for the terminal, with the papers' figures where there are any. What a method predicts by
-        its whole posterior has a line of its own."""
+        its whole posterior has a line of its own. What is wider than `width` goes on in a further table."""
         metrics = list(dict.fromkeys(row.metric.removesuffix(MARGINAL) for row in self.rows))
-        table = Table(title=self.title)
-        table.add_column("method", no_wrap=True)
-        for metric in metrics:
-            table.add_column(metric, justify="right")
         cells = {(row.method, row.metric): row for row in self.rows}
         most = max((row.n for row in self.rows), default=1)
+        lines: list[tuple[str, list[str]]] = []
         for method in dict.fromkeys(row.method for row in self.rows):
             for name, kind in ((method, ""), ("  marginal", MARGINAL)):
                 found = [cells.get((method, metric + kind)) for metric in metrics]
                 if any(found):
-                    table.add_row(name, *(_cell(row, most) for row in found))
-        return table
+                    lines.append((name, [_cell(row, most) for row in found]))
+        first = max((len(name) for name, _ in lines), default=0)
+        widths = [max(len(metric), *(len(line[i]) for _, line in lines)) for i, metric in enumerate(metrics)]
+        tables: list[Table] = []
+        for columns in _groups(widths, width - first - FRAME):
+            table = Table(title=None if tables else self.title)
+            table.add_column("method", no_wrap=True)
+            for column in columns:
+                table.add_column(metrics[column], justify="right", no_wrap=True)
+            for name, line in lines:
+                if any(line[column] for column in columns):
+                    table.add_row(name, *(line[column] for column in columns))
+            tables.append(table)
+        return tables
 
     def print(self) -> None:
-        """The table on stdout."""
-        Console(markup=False).print(self.table())
+        """The tables on stdout."""
+        console = Console(markup=False)
+        for table in self.tables(console.width):
+            console.print(table)
+
+
+def _groups(widths: list[int], room: int) -> list[list[int]]:
+    """Columns in groups that fit, in their order, at least one in each."""
+    groups: list[list[int]] = []
+    left = 0
+    for column, width in enumerate(widths):
+        if not groups or left < width + PADDING:
+            groups.append([])
+            left = room
+        groups[-1].append(column)
+        left -= width + PADDING
+    return groups
 
 
 def _cell(row: Row | None, most: int) -> str:
     if row is None:
         return ""
-    deviation = "" if row.std is None else f" ± {row.std:.3f}"
+    places = 0 if abs(row.mean) >= 100 else 3
+    deviation = "" if row.std is None else f" ± {row.std:.{places}f}"
     some = "" if row.n == most else f" ({row.n} of {most})"  # the others never got there
-    return f"{row.mean:.3f}{deviation}{some}" + ("" if row.paper is None else f" (paper {row.paper:g})")
+    return f"{row.mean:.{places}f}{deviation}{some}" + ("" if row.paper is None else f" (paper {row.paper:g})")
 
 
 def compare(

@@ -42,6 +42,7 @@ CIFAR10 = AMSGrad(lr=0.001, epochs=10, batch=32, weight_decay=1e-5)
 SPLITS = ("heterogeneous", "homogeneous")
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)  # of DP-means
 VARIANCES, MASSES = (0.1, 0.5, 1.0), (1e-3, 1.0, 50.0)  # the authors' grid of σ² and γ₀
+METRICS = ("accuracy", "nll", "ece", "width")
 QUICK = 10  # the small size has every tenth example
 TEXT = (
     "Clients train networks of their own and talk to the server once. “heterogeneous”: every class is shared out by "
@@ -49,8 +50,8 @@ TEXT = (
     "from the authors' grid that are best on training data, and so is the penalty of DP-means, one of five. FedAvg "
     "starts all clients at the same weights and has three times their width. “local average” is the mean score of the "
     "clients' own networks. The last four methods have more than one network to predict with (ensembles), all inputs "
-    "in one place (distillation, 500 units a layer), or ten rounds (downpour SGD). “width” counts the hidden units that "
-    "a prediction needs."
+    "in one place (distillation, 500 units a layer), or ten rounds (downpour SGD). “width” counts the hidden units "
+    "that a prediction needs."
 )
 
 
@@ -248,16 +249,16 @@ class Study:
         splits, sweep = (SPLITS[:1], self.few) if options.quick else (SPLITS, self.sweep)
         for seed, split, value in product(range(options.seeds), splits, sweep):
             if options.announce is not None:
-                options.announce(f"{split}, {self.axis} {value}", seed)
+                options.announce(f"{split}, {value} {self.axis}", seed)
             case = self.case(split, value, seed)
             found[split, value, seed] = kept(options, case, partial(self.score, case, options.quick))
         rows = []
         for split in splits:
             suffix = "" if split == SPLITS[0] else f", {split}"
             table = [found[split, self.main, seed] for seed in range(options.seeds)]
-            rows += in_rows(table, suffix)
+            rows += in_rows(table, suffix, METRICS if split == SPLITS[0] else ("accuracy", "width"))
         figures = [self.figure(title, found, splits, sweep, options.seeds) for title in self.figures]
-        where = f"The table is for {self.axis} {self.main}"
+        where = f"The table is for {self.main} {self.axis}"
         split = "" if options.quick else f", {SPLITS[0]} unless it says {SPLITS[1]}"
         return finished(
             self.name,
@@ -290,7 +291,7 @@ class Study:
                 for name in self.figures[title]
             ]
             panels.append(Panel(f"{metric}, {split}", curves, x_label=self.axis))
-        return Panels(title, f"Means over {seeds} seed(s).", panels)
+        return Panels(title, f"Means over {seeds} seeds." if seeds > 1 else "One seed.", panels)
 
     def recipe(self, seeds: int) -> Recipe:
         """Known to the command by its name."""
@@ -309,10 +310,10 @@ def kept(options: Options, case: Case, work: Callable[[], Scores]) -> Scores:
     return scores
 
 
-def in_rows(tables: Sequence[Scores], suffix: str = "") -> list[Row]:
+def in_rows(tables: Sequence[Scores], suffix: str = "", metrics: Sequence[str] = METRICS) -> list[Row]:
     """One table a seed, as rows."""
     rows = []
-    for name, metrics in tables[0].items():
+    for name in tables[0]:
         for metric in metrics:
             values = [table[name][metric] for table in tables]
             rows.append(Row(name, f"{metric}{suffix}", *spread(values), len(values)))

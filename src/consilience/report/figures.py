@@ -243,8 +243,9 @@ def _lines(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
     """Everything that has coordinates."""
     for ellipse in panel.ellipses:
         _ellipse(axes, ellipse)
+    again = list(colours)[len(SERIES) :]  # whose colour another has: dotted, as in the legend
     for index, curve in enumerate(panel.curves):
-        _curve(axes, curve, colours.get(curve.label), panel, panel.curves[:index])
+        _curve(axes, curve, colours.get(curve.label), panel, panel.curves[:index], curve.label in again)
     for mark in panel.marks:
         _mark(axes, mark, colours.get(mark.label))
     axes.set_title(f"{panel.title} (log scale)" if panel.log else panel.title)
@@ -301,8 +302,9 @@ def _digits(value: float, places: int) -> str:
     return f"{value:,.{places}f}"
 
 
-def _curve(axes: Axes, curve: Curve, colour: str | None, panel: Panel, before: Sequence[Curve]) -> None:
-    """A line, with dots if its points are few; dashed where it would hide one from before."""
+def _curve(axes: Axes, curve: Curve, colour: str | None, panel: Panel, before: Sequence[Curve], dotted: bool) -> None:
+    """A line, with dots if its points are few; dashed where it would hide one from before, dotted if another has its
+    colour."""
     x, y = np.array(curve.x, dtype=float), np.array(curve.y, dtype=float)
     fine = np.isfinite(x) & np.isfinite(y) & ((y > 0) | (not panel.log))
     style: dict[str, Any] = {"color": colour}
@@ -315,6 +317,8 @@ def _curve(axes: Axes, curve: Curve, colour: str | None, panel: Panel, before: S
             axes.annotate(curve.label, (x[at], y[at]), (0, 4), textcoords="offset points", color=MUTED, ha="right")
     elif panel.ellipses:  # a path, whose steps are of interest
         style |= {"linewidth": 1.2, "marker": "o", "markersize": 2.5}
+    elif dotted:
+        style |= {"linestyle": (0, (1, 1.6))}
     elif any(len(other.y) == len(y) and np.allclose(other.y, y, rtol=0.02, atol=0) for other in before):
         style |= {"linestyle": (0, (3, 3)), "solid_capstyle": "butt"}
     axes.plot(x[fine], y[fine], **style)
