@@ -103,15 +103,29 @@ class Buffet:
         self.evidence = [u.values[:, self.order] * p for u, p in zip(clients, self.precision, strict=True)]
         self.old = 0 if known is None else len(known.eta)  # atoms of earlier steps come first, and never die
         empty = mean.new_zeros(0, len(mean))
-        self.s, self.p = (empty, empty) if known is None else (known.eta[:, self.order], known.lam[:, self.order])
-        self.p = torch.cat([self.p[:, :1], self.p[:, self.common :]], dim=1)
-        self.m = torch.zeros(self.old, dtype=torch.int64)
+        s, p = (empty, empty) if known is None else (known.eta[:, self.order], known.lam[:, self.order])
+        p = torch.cat([p[:, :1], p[:, self.common :]], dim=1)
+        self._buffers = [s, p, torch.zeros(self.old, dtype=torch.int64), self._squares(s)]
+        self._hold(self.old)
         self.assignments: list[Tensor | None] = [None] * self.clients
         self._step = 1 if known is None else int(known.step)
         self._open = 2 * (math.log(model.mass) - math.log(self._step * self.clients))
-        self._square = self._squares(self.s)
         self._nothing = float((self.eta0.square() / self.lam0).sum())
         self._start = (self._square / self.p).sum(1)  # what atoms of earlier steps were worth before this one
+        self._narrowed = [self._narrow(p) for p in self.precision]
+        self._own_squares = [self._squares(b) for b in self.evidence]
+        self._alone = [
+            ((self.eta0 + b).square() / (self.lam0 + p)).sum(1) - self._nothing + self._open
+            for b, p in zip(self.evidence, self.precision, strict=True)
+        ]  # what units gain by atoms of their own
+
+    def _hold(self, atoms: int) -> None:
+        """Make room for so many atoms, or leave out the last ones. Buffers grow by half, so that few rows are moved."""
+        lacking = atoms - len(self._buffers[0])
+        if lacking > 0:
+            more = lacking + len(self._buffers[0]) // 2
+            self._buffers = [torch.cat([b, b.new_zeros(more, *b.shape[1:])]) for b in self._buffers]
+        self.s, self.p, self.m, self._square = (b[:atoms] for b in self._buffers)
 
     def _narrow(self, precision: Tensor) -> Tensor:
         """A precision [D] as it is kept: once for all common coordinates."""
@@ -138,32 +152,33 @@ class Buffet:
             return
         self.assignments[j] = None
         self._add(mine, -1, j)
-        alive = self.m > 0
-        alive[: self.old] = True
-        if not bool(alive.all()):
-            number = alive.cumsum(0) - 1
-            self.s, self.p, self.m, self._square = (t[alive] for t in (self.s, self.p, self.m, self._square))
-            self.assignments = [None if a is None else number[a] for a in self.assignments]
+        gone = mine[(self.m[mine] == 0) & (mine >= self.old)]
+        if not len(gone):
+            return
+        # The last atoms move to where others have gone: all else stays in its place.
+        number = torch.arange(len(self.s))
+        last = number[len(self.s) - len(gone) :]
+        moved, free = last[~torch.isin(last, gone)], gone[gone < last[0]]
+        for table in (self.s, self.p, self.m, self._square):
+            table[free] = table[moved]
+        number[moved] = free
+        self._hold(len(self.s) - len(gone))
+        self.assignments = [None if a is None else number[a] for a in self.assignments]
 
     def join(self, j: int, chosen: Tensor) -> None:
         """Put client j back: unit l is atom chosen[l]; numbers beyond the atoms there are open new ones."""
-        fresh = chosen >= len(self.s)
-        count = int(fresh.sum())
-        chosen = chosen.clone()
+        before, fresh, chosen = len(self.s), chosen >= len(self.s), chosen.clone()
         # New atoms are numbered in the order of the units, so that numbering does not depend on the solver.
-        chosen[fresh] = len(self.s) + torch.arange(count)
-        if count:
-            self.s = torch.cat([self.s, self.eta0.expand(count, -1)])
-            self.p = torch.cat([self.p, self._narrow(self.lam0).expand(count, -1)])
-            self.m = torch.cat([self.m, self.m.new_zeros(count)])
-            self._square = torch.cat([self._square, self._square.new_zeros(count, self._square.shape[1])])
+        chosen[fresh] = before + torch.arange(int(fresh.sum()))
+        self._hold(before + int(fresh.sum()))
+        self.s[before:], self.p[before:], self.m[before:] = self.eta0, self._narrow(self.lam0), 0
         self._add(chosen, 1, j)
         self.assignments[j] = chosen
 
     def _add(self, atoms: Tensor, sign: int, j: int) -> None:
         s = self.s[atoms].add_(self.evidence[j], alpha=sign)
         self.s[atoms], self._square[atoms] = s, self._squares(s)
-        self.p[atoms] += sign * self._narrow(self.precision[j])
+        self.p[atoms] += sign * self._narrowed[j]
         self.m[atoms] += sign
 
     def gains(self, j: int, own: int = 0) -> Tensor:
@@ -172,16 +187,15 @@ class Buffet:
         Matching gains Σ_d (S + b)²/(P + p) − S²/P + w log m/(J − m), with b = v p and p the same for all units of a
         client: a few matrix products. The t-th new atom gains the same from the prior, + 2 log γ₀/J − 2 log t.
         """
-        b, p, c = self.evidence[j], self.precision[j], self.common
-        r = 1 / (self.p + self._narrow(p))
+        b, c = self.evidence[j], self.common
+        r = 1 / (self.p + self._narrowed[j])
         matched = (self.s[:, :c] @ b[:, :c].T).mul_(2 * r[:, :1])
-        matched += (2 * self.s[:, c:] * r[:, 1:]) @ b[:, c:].T + r @ self._squares(b).T
+        matched += (2 * self.s[:, c:] * r[:, 1:]) @ b[:, c:].T + r @ self._own_squares[j].T
         matched += ((r - 1 / self.p) * self._square).sum(1, keepdim=True) + self._popularity(j).unsqueeze(1)
         size, room = len(b), self.model.limit - len(self.s)
         room = max(min(size, room), 1, size - len(self.s), own)  # who was let in once may stay
-        new = ((self.eta0 + b).square() / (self.lam0 + p)).sum(1) - self._nothing + self._open
         ranks = torch.arange(1, room + 1, dtype=b.dtype).log() if self.model.new_penalty else b.new_zeros(room)
-        return torch.cat([matched, new - 2 * ranks.unsqueeze(1)])
+        return torch.cat([matched, self._alone[j] - 2 * ranks.unsqueeze(1)])
 
     def _popularity(self, j: int) -> Tensor:
         """w log m/(J − m) of every atom, for client j; in a stream m is how often j itself has used the atom, and
