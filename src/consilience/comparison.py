@@ -225,6 +225,8 @@ def _collect(
         scores.setdefault((method, metric), []).append(value)
     for metric, value in (evaluation.marginal or {}).items():
         scores.setdefault((method, f"{metric}{MARGINAL}"), []).append(value)
+    for metric, value in run.algorithm.facts(run.server).items():
+        scores.setdefault((method, metric), []).append(value)
     for client in evaluation.clients:
         for metric, value in client["metrics"].items():
             by_client.setdefault((method, client["name"], metric), []).append(value)

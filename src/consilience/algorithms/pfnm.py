@@ -82,21 +82,22 @@ class PFNM(Alone):
             raise TaskError(f"units of {name} cannot be matched, as it cannot be made wider: {error}") from error
 
     def starts(self, server: Fused, ids: Tensor) -> Start:
-        """Every client's slice of the global network."""
+        """Every client's slice of the global network; in a stream, what it has used most of it."""
         stack, wide = _stacks(server)
         memory: Memory | None = to(server.memory, "cpu")  # matching is done there
         layers, units = wide.layers(server.theta), server.units[ids]
         known = (units[:, :1] >= 0).to(server.theta.dtype)
         theta = server.theta.new_zeros(len(ids), stack.size)
         for k in known[:, 0].nonzero().flatten().tolist():
-            chosen = units[k].split_with_sizes(stack.widths)
-            theta[k] = stack.flat(slice_of(layers, chosen))
-            if memory is not None:
+            if memory is None:
+                theta[k] = stack.flat(slice_of(layers, units[k].split_with_sizes(stack.widths)))
+            else:
                 key = keys.key(int(server.seed), purpose="restart", round=int(memory.step), client=int(ids[k]))
                 new = round(self.how.mass) if isinstance(self.how, BetaBernoulli) else 0
                 theta[k] = stack.flat(restart(layers, memory, int(ids[k]), stack.widths, new, key))
-                noise = keys.normal(key.view(1), stack.size, dtype=theta.dtype, device=theta.device)[0]
-                theta[k] += self.jitter * noise
+                theta[k] += (
+                    self.jitter * keys.normal(key.view(1), stack.size, dtype=theta.dtype, device=theta.device)[0]
+                )
         return Start(theta, known)
 
     def fuse(self, server: Fused, update: Networks) -> Fused:
