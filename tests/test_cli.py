@@ -194,6 +194,19 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "unknown command": (["rnu", "config.toml"], ["No such command 'rnu'"]),
     "no config given": (["run"], ["Missing argument"]),
     "seeds below one": (["compare", "config.toml", "--seeds", "0"], ["Invalid value for '--seeds'"]),
+    "trials below one": (["compare", "config.toml", "--tune", "0"], ["Invalid value for '--tune'"]),
+    "trials below one in the config": (
+        ["compare", "config.toml", "--set", "compare.tune=0"],
+        ["compare.tune: input should be greater than 0, got 0"],
+    ),
+    "unknown key of a comparison": (
+        ["compare", "config.toml", "--set", "compare.tunes=3"],
+        ["compare.tunes: unknown key; did you mean 'tune'? allowed: algorithms, seeds, target, tune"],
+    ),
+    "a target that is no number": (
+        ["compare", "config.toml", "--set", "compare.target=high"],
+        ["compare.target: input should be a valid number", "got 'high'"],
+    ),
 }
 
 
@@ -267,6 +280,7 @@ def test_a_run_prints_its_scores_and_is_a_directory(consilience: Command, tmp_pa
         "checkpoints",
         "config.toml",
         "evaluation.json",
+        "metrics.csv",
         "metrics.jsonl",
         "posterior.safetensors",
         "report.html",
@@ -393,12 +407,12 @@ def test_compare_prints_a_table_and_writes_a_report(consilience: Command, tmp_pa
     out = tmp_path / "runs" / "config-compare"
     result = json.loads((out / "comparison.json").read_text())
     assert {row["method"] for row in result["rows"]} == {"FedAvg", "LocalOnly"}
-    assert {row["metric"] for row in result["rows"]} == {"accuracy", "nll", "ece", "brier"}
+    assert {row["metric"] for row in result["rows"]} == {"accuracy", "nll", "ece", "brier", "seconds", "MB sent"}
     assert all(row["n"] == 2 and row["std"] is not None for row in result["rows"])
     for row in result["rows"]:
         assert f"{row['mean']:.3f} ± {row['std']:.3f}" in ended.out
     assert (out / "report.html").exists()
-    assert "run 1 of 4: FedAvg, seed 0\nrun 2 of 4: LocalOnly, seed 0\n" in ended.err
+    assert ended.err == "report: runs/config-compare/report.html\n"
     runs = [out / entry["directory"] for entry in result["runs"]]
     assert len(runs) == 4
     assert all((run / "report.html").exists() and len(lines(run)) == 2 for run in runs)
@@ -439,7 +453,8 @@ def test_a_comparison_goes_on_where_it_was_stopped(consilience: Command, tmp_pat
     ended = consilience(*words, "--resume")
     assert ended.code == 0
     again = json.loads((tmp_path / "c" / "comparison.json").read_text())
-    assert again["rows"] == whole["rows"]
+    timeless = [[row for row in table["rows"] if row["metric"] != "seconds"] for table in (again, whole)]
+    assert timeless[0] == timeless[1]
     assert again["runs"] == whole["runs"]
     assert files(tmp_path / "c" / "FedAvg") == kept
 
@@ -455,6 +470,47 @@ def test_a_comparison_is_not_written_over_nor_is_a_run_by_one(consilience: Comma
     assert ended.code == 2
     assert "here-compare holds a comparison already: resume it, or choose another directory" in ended.err
     assert files(tmp_path) == before
+
+
+def test_methods_are_tuned_before_they_are_compared(consilience: Command, tmp_path: Path) -> None:
+    words = ["compare", "config.toml", "--algorithms", "FedAvg,FedProx", "--seeds", "1", "--out", "c"]
+    ended = consilience(*words, "--tune", "2", "--target", "0.1")
+    assert ended.code == 0, ended.err
+    result = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert [(entry["method"], entry["trials"], entry["metric"]) for entry in result["tuning"]] == [
+        ("FedAvg", 2, "nll"),
+        ("FedProx", 2, "nll"),
+    ]
+    assert set(result["tuning"][1]["chosen"]) == {"train.lr", "server.lr", "mu"}
+    assert "rounds to 0.1" in ended.out
+    assert result["command"].endswith("--seeds 1 --tune 2 --target 0.1")
+    assert len(lines(tmp_path / "c" / "tuning" / "FedProx" / "trial-1")) == 2
+
+
+def test_tuning_and_target_may_stand_in_the_config(consilience: Command, tmp_path: Path) -> None:
+    words = ["--set", "compare.tune=2", "--set", "compare.target=0.1", "--set", "compare.seeds=1", "--out", "c"]
+    assert consilience("compare", "config.toml", *words).code == 0
+    result = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert [entry["trials"] for entry in result["tuning"]] == [2]
+    assert "rounds to 0.1" in {row["metric"] for row in result["rows"]}
+
+
+def test_tuning_that_is_interrupted_goes_on_to_the_same_end(consilience: Command, tmp_path: Path) -> None:
+    words = ["compare", "config.toml", "--algorithms", "own.py:Watched", "--seeds", "1", "--tune", "2"]
+    assert consilience(*words, "--out", "whole").code == 0
+    (tmp_path / "press").write_text("1")
+    ended = consilience(*words, "--out", "parts")
+    assert ended.code == 130
+    assert "stopped after round 1 of 2; resume it:" in ended.err
+    assert ended.err.splitlines()[-1].strip() == f"consilience {shlex.join(words)} --out parts --resume"
+    _, *again = shlex.split(ended.err.splitlines()[-1])
+    ended = consilience(*again)
+    assert ended.code == 0, ended.err
+    whole, parts = (json.loads((tmp_path / run / "comparison.json").read_text()) for run in ("whole", "parts"))
+    assert parts["tuning"] == whole["tuning"]
+    assert [e for e in parts["scores"] if e["metric"] != "seconds"] == [
+        e for e in whole["scores"] if e["metric"] != "seconds"
+    ]
 
 
 # reproduce, report, list

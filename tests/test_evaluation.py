@@ -16,7 +16,7 @@ from torch.autograd.functional import hessian
 import consilience as cs
 from consilience.beliefs import draws
 from consilience.errors import DataError, TaskError
-from consilience.evaluation import Detection, detect, predict, uncertainty
+from consilience.evaluation import Detection, Entropies, detect, histogram, marginals, predict, uncertainty
 from consilience.metrics import entropy
 from scenarios import blobs, linear
 
@@ -263,3 +263,133 @@ def test_clients_of_an_ensemble_are_scored_by_all_of_it() -> None:
     assert len(found.clients) == len(train)
     part = cs.evaluate(task, mixture, test.data.subset(test.indices(2)))
     assert found.clients[2]["metrics"] == pytest.approx(part.point)
+
+
+# Entropies of an evaluation
+
+
+def test_entropies_of_right_and_wrong_predictions_fall_into_their_bins() -> None:
+    entropies = torch.tensor([0.0, 0.01, math.log(3), math.log(3) + 1e-6, 0.6, math.nan])
+    found = Entropies(entropies, torch.tensor([True, True, False, False, True, True]), 3).to_json()
+    assert found["edges"] == pytest.approx([math.log(3) * i / 20 for i in range(21)])
+    assert found["right"]["count"] == [2, *[0] * 9, 1, *[0] * 9]
+    assert found["wrong"]["count"] == [*[0] * 19, 2]
+    assert found["right"]["mean"] == pytest.approx(0.61 / 3)
+    assert found["auroc"] == {"wrong": 1.0, "outside": None}
+    assert "outside" not in found
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_where_nothing_is_wrong_there_is_nothing_to_tell_apart() -> None:
+    found = Entropies(torch.rand(5), torch.ones(5, dtype=torch.bool), 10, torch.rand(4)).to_json()
+    assert found["wrong"] == {"count": [0] * 20, "mean": None}
+    assert found["auroc"]["wrong"] is None
+    assert sum(found["outside"]["count"]) == 4
+
+
+@given(st.lists(st.floats(-3, 3), max_size=30))
+def test_a_histogram_counts_every_value_once(values: list[float]) -> None:
+    counts = histogram(torch.tensor(values, dtype=torch.float64), torch.linspace(-1, 1, 5))
+    inner = [sum(-1 + 0.5 * i <= v < -0.5 + 0.5 * i for v in values) for i in (1, 2)]
+    assert (len(counts), sum(counts), counts[1:3]) == (4, len(values), inner)
+
+
+def test_an_evaluation_tells_outside_from_inside_as_detection_does() -> None:
+    task, posterior, inside = learned()
+    outside = lifted(cloud(30), height=30.0)
+    found, expected = cs.evaluate(task, posterior, inside, outside=outside), detect(task, posterior, inside, outside)
+    content = json.loads(json.dumps(found.to_json()))
+    assert (content["outside"], content["belief"]) == ("cloud", "Gaussian")
+    for kind, area, mean in (
+        ("point", expected.point, expected.outside_entropy),
+        ("marginal", expected.marginal, expected.marginal_outside_entropy),
+    ):
+        entropies = content[kind]["entropy"]
+        assert entropies["auroc"]["outside"] == pytest.approx(area)
+        assert entropies["outside"]["mean"] == pytest.approx(mean)
+        right, wrong = (sum(entropies[group]["count"]) for group in ("right", "wrong"))
+        assert right / len(inside) == pytest.approx(content[kind]["metrics"]["accuracy"])
+        assert right + wrong == len(inside)
+
+
+def test_outside_examples_are_dealt_to_the_clients() -> None:
+    task, _, test = blobs()
+    task = task.prepare(dtype=torch.float64)
+    certain, unsure = (cs.Point(scale * task.initial()) for scale in (50.0, 0.0))
+    found = cs.evaluate(task, lambda c: unsure if c % 2 else certain, test, outside=cloud(7))
+    assert found.entropy is not None
+    assert found.entropy.outside is not None
+    # Clients 1, 3 and 5 of 6 are those who know nothing: examples 1, 3 and 5 of 7.
+    assert int((found.entropy.outside > math.log(3) - 1e-9).sum()) == 3
+
+
+def test_regression_and_unfit_outside_data_are_refused_and_an_ensemble_has_one_kind_of_entropy() -> None:
+    regression, federation = linear()
+    assert cs.evaluate(regression, cs.Point(regression.initial()), federation).entropy is None
+    with pytest.raises(TaskError, match="the task is regression"):
+        cs.evaluate(regression, cs.Point(regression.initial()), federation, outside=federation.data)
+    task, data = plane(), replace(cloud(), y=torch.zeros(60, dtype=torch.int64))
+    with pytest.raises(DataError, match="digits"):
+        cs.evaluate(task, belief(task, 1.0), data, outside=cs.Dataset(torch.zeros(3, 9), torch.zeros(3), name="digits"))
+    mixture = cs.evaluate(task, cs.Mixture.of(belief(task, 1.0).sample(3)), data).to_json()
+    assert (mixture["belief"], mixture["marginal"]) == ("Mixture", None)
+    assert sum(mixture["point"]["entropy"]["right"]["count"]) > 0
+
+
+# Marginals of the weights
+
+
+def test_marginals_are_those_of_every_kind_of_precision() -> None:
+    task = plane()
+    mean = torch.linspace(-2, 2, task.size, dtype=torch.float64)
+    kinds = {
+        "diagonal": torch.linspace(1, 9, task.size, dtype=torch.float64),
+        "scalar": torch.tensor([4.0], dtype=torch.float64),
+        "full": torch.diag(torch.linspace(1, 9, task.size, dtype=torch.float64)) + 0.1,
+    }
+    for kind, precision in kinds.items():
+        q = cs.Gaussian.of(mean, precision)
+        found = marginals(task, q)
+        assert found is not None, kind
+        assert json.loads(json.dumps(found)) == found
+        assert found["weights"] == task.size == 9
+        assert found["known"] == pytest.approx(float((mean.abs() > 2 * q.var.sqrt()).double().mean()))
+        assert [t["name"] for t in found["tensors"]] == ["weight", "bias"]
+        for name in ("sd", "ratio"):
+            edges, whole = found["edges"][name], found["all"][name]
+            assert sorted(edges) == edges
+            assert (len(edges), sum(whole)) == (31, 9)
+            parts = [tensor[name] for tensor in found["tensors"]]
+            assert [sum(column) for column in zip(*parts, strict=True)] == whole
+        assert found["edges"]["sd"][0] < math.log10(float(q.var.sqrt().min()))
+        shown = {example["name"]: (example["mean"], example["sd"]) for example in found["examples"]}
+        assert len(shown) == 8
+        assert shown["weight[0, 0]"] == pytest.approx((mean[0].item(), q.var[0].sqrt().item()))
+        assert shown["bias[2]"] == pytest.approx((mean[8].item(), q.var[8].sqrt().item()))
+
+
+def test_at_most_twelve_parameters_are_listed_and_they_are_the_largest() -> None:
+    task = cs.Classification(nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]))
+    found = marginals(task, cs.Gaussian.of(task.initial(), torch.ones(1)))
+    assert found is not None
+    names = [tensor["name"] for tensor in found["tensors"]]
+    assert (len(names), found["of_tensors"]) == (12, 16)
+    assert [name for name in names if name.endswith("weight")] == [f"{i}.weight" for i in range(8)]
+
+
+def test_appended_networks_count_and_have_no_names_of_their_own() -> None:
+    task = cs.Classification(nn.Linear(2, 2)).extend(other=nn.Linear(1, 1, bias=False))
+    found = marginals(task, cs.Gaussian.of(task.initial(), torch.ones(task.size)))
+    assert found is not None
+    assert sum(found["all"]["sd"]) == 7
+    assert sum(sum(tensor["sd"]) for tensor in found["tensors"]) == 6
+    assert found["examples"][-1]["name"] == "weight 6"
+
+
+def test_a_posterior_that_has_diverged_has_no_marginals() -> None:
+    task = plane()
+    assert marginals(task, cs.Gaussian.of(torch.full((9,), math.nan), torch.ones(1))) is None
+    half = torch.where(torch.arange(9) < 5, 1.0, math.nan)
+    found = marginals(task, cs.Gaussian.of(half, torch.ones(9)))
+    assert found is not None
+    assert sum(found["all"]["ratio"]) == 5

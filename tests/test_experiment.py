@@ -18,6 +18,7 @@ import consilience as cs
 from consilience import checkpoint
 from consilience.checkpoint import RunDirectory
 from consilience.comparison import Setting, compare
+from consilience.config import read_config
 from consilience.errors import CheckpointError, ConfigError, DataError, RecordError
 from consilience.evaluation import evaluate
 from consilience.records import leaves, tree_map
@@ -812,3 +813,69 @@ def test_a_directory_where_another_process_is_at_work_is_refused(tmp_path):
         other.wait()
         with RunDirectory(tmp_path).locked():
             pass
+
+
+# What the final model does not know
+
+
+def strangers() -> cs.Dataset:
+    """Points far from all clouds."""
+    x = 5 + torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+    return cs.Dataset(x, torch.zeros(30), name="strangers")
+
+
+def test_examples_of_another_kind_are_looked_at_in_the_last_evaluation_only(tmp_path: Path) -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedAvg(TRAIN), task, train, test=test, outside=strangers(), out=tmp_path / "run", evaluate_every=1)
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert found == run.evaluate(test, outside=strangers()).to_json()
+    assert found["outside"] == "strangers"
+    assert sum(found["point"]["entropy"]["outside"]["count"]) == 30
+    assert "posterior" not in found
+    plain = fit(cs.FedAvg(TRAIN), task, train, test=test, out=tmp_path / "plain", evaluate_every=1)
+    assert timeless(run.history) == timeless(plain.history)
+
+
+def test_a_finished_run_can_be_asked_about_them_later(tmp_path: Path) -> None:
+    task, train, test = blobs()
+    fit(cs.FedAvg(TRAIN), task, train, test=test, out=tmp_path)
+    fit(cs.FedAvg(TRAIN), task, train, test=test, outside=strangers(), out=tmp_path, resume=True)
+    assert json.loads((tmp_path / "evaluation.json").read_text())["outside"] == "strangers"
+
+
+@pytest.mark.parametrize("infer", [cs.Identity(TRAIN), cs.Laplace(TRAIN)], ids=["scalar", "diagonal"])
+def test_a_posterior_s_weights_are_summarised_at_the_end(tmp_path: Path, infer: cs.Tilted) -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedEP(infer), task, train, test=test, out=tmp_path)
+    found = json.loads((tmp_path / "evaluation.json").read_text())["posterior"]
+    assert found["weights"] == task.size
+    assert [tensor["name"] for tensor in found["tensors"]] == task.names
+    assert found["examples"][0]["mean"] == pytest.approx(run.posterior.mean[0].item())
+
+
+def test_examples_of_another_kind_must_suit_the_network_and_need_test_data() -> None:
+    task, train, test = blobs()
+    with pytest.raises(ConfigError, match="pass test= as well"):
+        fit(cs.FedAvg(TRAIN), task, train, outside=strangers())
+    with pytest.raises(DataError, match="strangers"):
+        fit(cs.FedAvg(TRAIN), task, train, test=test, outside=replace(strangers(), x=torch.zeros(30, 3)))
+
+
+def test_a_config_names_the_data_set_of_another_kind(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    text = '[data]\nname = "digits"\n[partition]\nname = "iid"\nclients = 2\n[model]\nname = "mlp"\n[run]\nrounds = 1\n'
+    config.write_text(text)
+    assert read_config(config).outside() is None
+    outside = read_config(config, ["run.outside=digits"]).outside()
+    assert outside is not None
+    assert torch.equal(outside.x, cs.load("digits").test.x)
+    (tmp_path / "own.py").write_text(
+        "import consilience as cs, torch\n"
+        "part = cs.Dataset(torch.zeros(3, 64), torch.zeros(3), name='mine')\n"
+        "def load():\n    return cs.Data(part, part)\n"
+    )
+    own = read_config(config, ["run.outside=own.py:load"])
+    assert getattr(own.outside(), "name", None) == "mine"
+    assert own.as_table()["run"]["outside"] == f"{tmp_path.resolve()}/own.py:load"
+    with pytest.raises(ConfigError, match=r"run\.outside: .*digits"):
+        read_config(config, ["run.outside=digit"]).outside()

@@ -34,9 +34,13 @@ from consilience.task import Batch, Classification, MultiLabel, Regression, Task
 
 __version__ = "0.1.0"
 
-from consilience.checkpoint import load_posterior
+from consilience import models, tracking
+from consilience.checkpoint import StoredRun, load_posterior, load_run
+from consilience.comparison import Comparison, Setting, compare
 from consilience.distillation import distil
-from consilience.experiment import Run, fit
+from consilience.experiment import Callback, Run, fit
+from consilience.ranges import Choice, Range
+from consilience.report import write_report
 
 __all__ = [
     "ADF",
@@ -53,9 +57,12 @@ __all__ = [
     "Algorithm",
     "Batch",
     "BetaBernoulli",
+    "Callback",
+    "Choice",
     "Classification",
     "ClientError",
     "Cohort",
+    "Comparison",
     "Compose",
     "ConsilienceError",
     "Crop",
@@ -87,9 +94,12 @@ __all__ = [
     "Plan",
     "Point",
     "Pooled",
+    "Range",
     "Regression",
     "Run",
+    "Setting",
     "Simulator",
+    "StoredRun",
     "Switch",
     "Task",
     "Tilted",
@@ -97,6 +107,7 @@ __all__ = [
     "Weighted",
     "Yogi",
     "algorithm",
+    "compare",
     "detect",
     "distil",
     "evaluate",
@@ -104,11 +115,15 @@ __all__ = [
     "freeze_batchnorm",
     "load",
     "load_posterior",
+    "load_run",
     "match",
+    "models",
     "pack",
     "partition",
     "record",
     "replace_batchnorm",
+    "tracking",
     "uncertainty",
     "unpack",
+    "write_report",
 ]

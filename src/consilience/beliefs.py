@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from consilience.display import span
 from consilience.errors import TaskError
 from consilience.gaussian import Gaussian
-from consilience.records import Point, record
+from consilience.records import Point, record, shape
 
 
 @record
@@ -21,6 +22,10 @@ class Mixture:
     def of(cls, theta: Tensor) -> Mixture:
         """Networks that count alike."""
         return cls(theta, theta.new_full((len(theta), 1), 1 / len(theta)))
+
+    def __repr__(self) -> str:
+        by = " by class" if self.weights.shape[-1] > 1 else ""
+        return f"Mixture({len(self.theta)} networks of {shape(self.theta[0])}, weights{by} {span(self.weights) or '…'})"
 
     @property
     def mean(self) -> Tensor:

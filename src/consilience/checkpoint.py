@@ -8,9 +8,9 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -22,16 +22,27 @@ except ImportError:  # Windows
 from consilience.beliefs import Belief
 from consilience.cohort import Info
 from consilience.data.federation import Federation
+from consilience.display import summary, summary_table
 from consilience.errors import CheckpointError, RecordError
+from consilience.evaluation import Evaluation
 from consilience.files import CHECKPOINTS, write_atomically
 from consilience.records import Tree, notes, pack, record, unpack
+from consilience.report.reading import RunFiles
+from consilience.report.text import plural
 from consilience.task import Task
+from consilience.tracking import Sheet, flat, frame
+
+if TYPE_CHECKING:
+    import pandas
+
+    from consilience.plot import RunPlots
 
 log = logging.getLogger("consilience")
 POSTERIOR = "posterior.safetensors"
 FILES = (
     "config.toml",
     "evaluation.json",
+    "metrics.csv",
     "metrics.jsonl",
     POSTERIOR,
     "report.html",
@@ -114,11 +125,80 @@ def load_posterior(path: str | Path) -> Belief:
     return belief
 
 
+@dataclass(frozen=True)
+class StoredRun:
+    """What a run left behind, without its data: enough to look at it and to predict with its posterior."""
+
+    directory: Path
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    evaluation: Evaluation | None
+
+    def __repr__(self) -> str:
+        return summary(self._files().method, self._data("data"), self.history, self.directory)
+
+    def _repr_html_(self) -> str:
+        task = self.config.get("task") or {}
+        who = [plural(self._data("clients", 0), "client"), self._data("how")]
+        data = f"{self._data('data')}: {', '.join(filter(None, who))}"
+        what = f"{task.get('kind', '')}, {plural(task.get('parameters') or 0, 'parameter')}"
+        return summary_table(self._files().method, data, what, self.history, self.directory)
+
+    @property
+    def posterior(self) -> Belief:
+        """What the server believed of the weights at the last checkpoint."""
+        return load_posterior(self.directory)
+
+    @property
+    def plot(self) -> RunPlots:
+        """Figures, as of a `Run`."""
+        from consilience.plot import RunPlots
+
+        return RunPlots(self._files)
+
+    def frame(self) -> pandas.DataFrame:
+        """The history as a data frame, one row a round; needs pandas."""
+        return frame([flat(line) for line in self.history])
+
+    def _files(self, evaluated: bool = True) -> RunFiles:
+        found = None if self.evaluation is None else self.evaluation.to_json()
+        return RunFiles(self.config, self.history, found or {})
+
+    def _data(self, name: str, otherwise: Any = "") -> Any:
+        return (self.config.get("federation") or {}).get(name) or otherwise
+
+
+def load_run(directory: str | Path) -> StoredRun:
+    """A run from its directory, finished or not. No data is needed, and none is read."""
+    where = Path(directory)
+    if not RunDirectory(where).exists():
+        raise CheckpointError(f"{where} is not a run directory: it has no run.json")
+    files = RunFiles.read(where)
+    return StoredRun(where, files.config, files.rounds, _evaluation(files.evaluation))
+
+
+def _evaluation(found: dict[str, Any]) -> Evaluation | None:
+    """The scores of evaluation.json. Its histograms stay there."""
+    point, marginal = found.get("point"), found.get("marginal") or {}
+    if not point:
+        return None
+    return Evaluation(
+        point["metrics"],
+        marginal.get("metrics"),
+        found.get("clients") or [],
+        point.get("reliability"),
+        marginal.get("reliability"),
+        outside=found.get("outside"),
+        belief=found.get("belief") or "",
+    )
+
+
 class RunDirectory:
     """The files of one run. Nothing is written over: an old run is resumed or refused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._sheet = Sheet()
 
     @property
     def _checkpoints(self) -> Path:
@@ -181,10 +261,15 @@ class RunDirectory:
         before the checkpoint leaves a round that is run again, and a finished run is never without it."""
         with open(self.path / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())
+        self.write_sheet()
         write_atomically(self.path / POSTERIOR, pack(belief, round=str(round)))
         write_atomically(self._checkpoints / f"round-{round:07d}.safetensors", pack(saved, round=str(round)))
         for old in [*self._newest_first()[CHECKPOINTS:], *self._checkpoints.glob(".*.tmp")]:  # and a kill's leftovers
             old.unlink()
+
+    def write_sheet(self) -> None:
+        """metrics.csv: the rounds so far for a spreadsheet, with a column for each number."""
+        write_atomically(self.path / "metrics.csv", self._sheet.text())
 
     def _newest_first(self) -> list[Path]:
         return sorted(self._checkpoints.glob("round-*.safetensors"), reverse=True)
@@ -215,6 +300,7 @@ class RunDirectory:
         """One round's metrics."""
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
+        self._sheet.add(line)
 
     def history(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """The metrics of all rounds, or of those up to `up_to`, in which case later lines are taken off the file:
@@ -229,5 +315,6 @@ class RunDirectory:
         if up_to is None:
             return lines
         kept = [line for line in lines if line["round"] <= up_to]
+        self._sheet = Sheet(kept)
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
         return kept

@@ -8,7 +8,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +45,13 @@ def demo(
 
 
 @app.command()
-def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Resume = False) -> None:
+def run(
+    config: ConfigFile,
+    set_: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write TensorBoard events there, too.")] = None,
+) -> None:
     """Run one federation as a config says.
 
     A config is TOML:
@@ -71,6 +77,7 @@ def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Res
     seed = 0
     out = "runs/mnist"
     # holdout = 0.2           # test on a share of every client's own data instead of the test set
+    # outside = "fashion-mnist"  # examples of another kind: does uncertainty tell them apart?
     [engine]                  # all optional: device, chunk, workers, compile, precision
     ```
 
@@ -80,17 +87,23 @@ def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Res
     import tomli_w
 
     from consilience.config import read_config
-    from consilience.experiment import fit
+    from consilience.experiment import Callback, fit
     from consilience.files import write_atomically
+    from consilience.tracking import TensorBoard
 
     loaded = read_config(config, set_)
     section, directory = loaded.config.run, out or Path(loaded.config.run.out or f"runs/{config.stem}")
     setting = loaded.setting()
     again = ["consilience", "run", str(config), *_given(set_), "--out", str(directory), "--resume"]
+    again += ["--tensorboard", str(tensorboard)] if tensorboard else []
     resolved = tomli_w.dumps(loaded.as_table())
 
     def keep_config() -> None:
         write_atomically(directory / "config.toml", resolved)
+
+    callbacks: list[Callback] = [lambda *_: None if (directory / "config.toml").exists() else keep_config()]
+    if tensorboard is not None:
+        callbacks.append(TensorBoard(tensorboard))
 
     with _resumable(again):
         result = fit(
@@ -98,6 +111,7 @@ def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Res
             setting.task,
             setting.federation,
             test=setting.test,
+            outside=loaded.outside(),
             rounds=section.rounds,
             cohort=section.cohort,
             seed=section.seed,
@@ -106,7 +120,7 @@ def run(config: ConfigFile, set_: Overrides = None, out: Out = None, resume: Res
             engine=loaded.engine(),
             evaluate_every=section.evaluate_every,
             checkpoint_every=section.checkpoint_every,
-            callbacks=[lambda *_: None if (directory / "config.toml").exists() else keep_config()],
+            callbacks=callbacks,
         )
     keep_config()
     last = result.history[-1]
@@ -124,6 +138,10 @@ def compare(
     config: ConfigFile,
     algorithms: Annotated[str | None, typer.Option(help="Comma-separated, in place of the config's list.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="In place of compare.seeds.")] = None,
+    tune: Annotated[int | None, typer.Option(min=1, help="Trials to tune every method by; compare.tune.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Count the rounds to this accuracy, or R² …; compare.target.")
+    ] = None,
     set_: Overrides = None,
     out: Out = None,
     resume: Resume = False,
@@ -132,7 +150,12 @@ def compare(
 
     The methods are `compare.algorithms`, names or tables: `algorithms = ["FedAvg", {name = "FedProx", mu = 1.0},
     {name = "Switch", at = 50, then = "FedEP"}]`. A method takes the local optimiser's settings of `[algorithm]` unless
-    its table says otherwise. Every seed has its own partition and initial weights, the same for all methods.
+    its table says otherwise. Every seed has its own partition and initial weights, the same for all methods, so the
+    report can say how sure the differences to the first method are.
+
+    With `--tune 8` every method has eight trials, as configured and with seven random settings where its parts declare
+    ranges, on a fifth of the first seed's training data that the trials do not learn from; then all seeds are run with
+    its best settings. Ctrl-C saves; `--resume` goes on, also with tuning.
     """
     from consilience.comparison import compare as compare_methods
     from consilience.config import read_config
@@ -142,25 +165,26 @@ def compare(
     section = loaded.config.run
     directory = out or Path(f"{section.out or f'runs/{config.stem}'}-compare")  # a run may lie at run.out itself
     methods = loaded.methods()
-    total = len(methods) * (seeds or loaded.config.compare.seeds)
     command = ["consilience", "compare", str(config), *_given(set_)]
-    command += ["--algorithms", algorithms] if algorithms else []
-    command += ["--seeds", str(seeds)] if seeds else []
+    for option, value in (("algorithms", algorithms), ("seeds", seeds), ("tune", tune), ("target", target)):
+        command += [f"--{option}", str(value)] if value is not None else []
     with _resumable([*command, "--out", str(directory), "--resume"]):
         result = compare_methods(
             methods,
             loaded.setting,
             seeds=seeds or loaded.config.compare.seeds,
+            tune=tune or loaded.config.compare.tune,
+            target=loaded.config.compare.target if target is None else target,
             out=directory,
             title=f"{', '.join(methods)} on {loaded.config.data.name}",
             command=shlex.join(command),
             resume=resume,
-            on_run=_counting(total),
             rounds=section.rounds,
             cohort=section.cohort,
             engine=loaded.engine(),
             evaluate_every=section.evaluate_every,
             checkpoint_every=section.checkpoint_every,
+            outside=loaded.outside(),
         )
     result.print()
     _report(directory, [entry["directory"] for entry in result.runs])
@@ -274,12 +298,6 @@ def _resumable(command: list[str]) -> Iterator[None]:
     except KeyboardInterrupt:
         messages.print(f"stopped; the last checkpoint is kept. Go on with:\n  {shlex.join(command)}", soft_wrap=True)
         raise typer.Exit(130) from None
-
-
-def _counting(total: int) -> Callable[[str, int], None]:
-    """Say which run of how many is on."""
-    count = iter(range(1, total + 1))
-    return lambda method, seed: messages.print(f"run {next(count)} of {total}: {method}, seed {seed}")
 
 
 def main() -> None:

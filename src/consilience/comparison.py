@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import statistics
 import time
 import types
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from consilience import tuning
 from consilience.algorithms.switch import Method, Switch
-from consilience.checkpoint import describe
+from consilience.checkpoint import describe, load_run
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.display import clip
 from consilience.errors import CheckpointError, ConfigError
 from consilience.experiment import Run, fit
 from consilience.files import write_atomically
-from consilience.metrics import MARGINAL, spread
+from consilience.metrics import MARGINAL, direction, rounds_to, spread
+from consilience.progress import Runs
 from consilience.report.panels import Panels
+from consilience.report.reading import RunFiles
+from consilience.report.text import plural
 from consilience.task import Task
+from consilience.tracking import flat, frame
+
+if TYPE_CHECKING:
+    import pandas
+
+    from consilience.plot import ComparisonPlots
 
 FRAME, PADDING = 4, 3  # characters around the first column of a table, and around each other
+SAME = 1e-12  # of the largest difference: how much differences vary by rounding alone
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,8 @@ class Row:
 @dataclass
 class Comparison:
     """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `over` is what a row's n
-    counts."""
+    counts. `scores` are those of every seed, `paired` how far methods are from the first one, `tuning` how their
+    settings were found."""
 
     title: str
     text: str = ""
@@ -64,9 +80,14 @@ class Comparison:
     runs: list[dict[str, Any]] = field(default_factory=list)
     figures: list[Panels] = field(default_factory=list)
     over: str = "seeds"
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    paired: list[dict[str, Any]] = field(default_factory=list)
+    tuning: list[dict[str, Any]] = field(default_factory=list)
+    _out = None  # type: Path | None  # where it was saved; a comment, as an annotation would make it a field
 
     def save(self, out: Path) -> None:
         """comparison.json, which the report reads."""
+        self._out = out
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "comparison.json", json.dumps(asdict(self), indent=1, ensure_ascii=False))
 
@@ -102,6 +123,43 @@ class Comparison:
         for table in self.tables(console.width):
             console.print(table)
 
+    def __repr__(self) -> str:
+        methods = list(dict.fromkeys(row.method for row in self.rows))
+        return f"Comparison({clip(self.title, 60)}: {clip(', '.join(methods))}; {plural(len(self.runs), 'stored run')})"
+
+    def _repr_html_(self) -> str:
+        from consilience.plot import result_table
+
+        return result_table(self.title, [asdict(row) for row in self.rows], self.over)
+
+    @property
+    def plot(self) -> ComparisonPlots:
+        """Figures: `comparison.plot.results("accuracy")`, and `.curves("accuracy")` if the runs were kept."""
+        from consilience.plot import ComparisonPlots
+
+        return ComparisonPlots([asdict(row) for row in self.rows], self._stored)
+
+    def frame(self, runs: bool = False) -> pandas.DataFrame:
+        """The table as a data frame; with `runs` every round of every run that was kept. Needs pandas."""
+        if not runs:
+            names = [column.name for column in fields(Row)]
+            return frame([asdict(row) for row in self.rows], names).astype({"std": float, "paper": float})
+        seeds = [{"method": run["method"], "seed": run["seed"]} for run in self.runs]
+        out = self._place()
+        stored = [load_run(out / run["directory"]) for run in self.runs]
+        return frame([{**who, **flat(line)} for who, run in zip(seeds, stored, strict=True) for line in run.history])
+
+    def _stored(self) -> Mapping[str, Sequence[RunFiles]]:
+        from consilience.report.comparison import read_runs
+
+        methods = list(dict.fromkeys(row.method for row in self.rows))
+        return read_runs(self._place(), methods, self.runs)
+
+    def _place(self) -> Path:
+        if self._out is None or not self.runs:
+            raise ConfigError("single runs are needed, and none were kept: pass out= to compare")
+        return self._out
+
 
 def _groups(widths: list[int], room: int) -> list[list[int]]:
     """Columns in groups that fit, in their order, at least one in each."""
@@ -130,6 +188,9 @@ def compare(
     setting: Setting | Callable[[int], Setting],
     *,
     seeds: int = 3,
+    tune: int | None = None,
+    select: str | None = None,
+    target: float | None = None,
     out: str | Path | None = None,
     title: str = "Comparison",
     text: str = "",
@@ -143,42 +204,53 @@ def compare(
     """Run every method for every seed with the same `options` of `fit`. A `setting` that is a function of the seed
     gives each seed its own split or initial weights; the same for all methods, so their scores are paired. `measure`
     adds scores of its own to each run's; `paper` holds published figures by (method, metric). Methods that switch from
-    the same first method at the same round share that warm start: with `out` it is run once a seed."""
+    the same first method at the same round share that warm start: with `out` it is run once a seed.
+
+    With `tune`, every method first has as many trials with other settings, on the first seed's training data (see
+    `tuning.tune`, also for `select`), and its best settings are used for all seeds. With `target`, the table has the
+    first round whose accuracy is at least that; a run that never got there has none.
+    """
     methods = _labelled(algorithms)
     if out is not None and not resume and (Path(out) / "comparison.json").exists():
         raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
-    result = Comparison(title, text, command)
-    scores: dict[tuple[str, str], list[float]] = {}
-    by_client: dict[tuple[str, str, str], list[float]] = {}
+    at = lru_cache(maxsize=1)(setting if callable(setting) else lambda _: setting)  # tuning's is the first seed's
+    result, found = Comparison(title, text, command), _Scores(paper)
     start = time.perf_counter()
-    for seed in range(seeds):
-        at = setting(seed) if callable(setting) else setting
-        for method, algorithm in methods.items():
-            where = None if out is None else Path(out) / method / f"seed-{seed}"
+    trials = {} if tune is None else {label: len(tuning.candidates(label, m, tune)) for label, m in methods.items()}
+    with Runs(sum(trials.values()) + len(methods) * seeds, bool(options.get("progress", True))) as runs:
+        if tune is not None:
+
+            def on_trial(label: str, trial: int) -> None:
+                runs.begin(f"tuning {label}, trial {trial + 1} of {trials[label]}")
+
+            same: dict[str, Any] = {"out": out, "resume": resume, "select": select, "on_trial": on_trial, **options}
+            tuned = tuning.tune(methods, at(0), trials=tune, **same)
+            methods, result.tuning = tuned.methods, tuned.tuning
+        for seed, (method, algorithm) in itertools.product(range(seeds), methods.items()):
+            runs.begin(f"{method}, seed {seed}")
             if on_run is not None:
                 on_run(method, seed)
-            again = resume and where is not None
-            same: dict[str, Any] = {"test": at.test, "seed": seed, **options}
-            warm = None if out is None else _warm_start(algorithm, at, Path(out), **same)
-            run = fit(algorithm, at.task, at.federation, out=where, resume=again, warm=warm, **same)
-            _collect(run, at.test, method, scores, by_client)
-            for metric, value in (measure(run, at) if measure is not None else {}).items():
-                scores.setdefault((method, metric), []).append(value)
-            if where is not None and out is not None:
-                relative = str(where.relative_to(Path(out)))
-                result.runs.append({"method": method, "seed": seed, "directory": relative})
-    result.rows = [
-        Row(method, metric, *_spread(values), len(values), paper.get((method, metric)))
-        for (method, metric), values in scores.items()
-    ]
-    for (method, client, metric), values in by_client.items():
-        mean, std = _spread(values)
-        entry = {"method": method, "client": client, "metric": metric, "mean": mean, "std": std}
-        result.per_client.append(entry)
+            run, where = _run(algorithm, at(seed), method, None if out is None else Path(out), resume, seed, **options)
+            found.add(run, at(seed).test, method, seed, {} if measure is None else measure(run, at(seed)), target)
+            if where is not None:
+                result.runs.append({"method": method, "seed": seed, "directory": str(where)})
+    result.rows, result.per_client = found.rows(), found.per_client()
+    result.scores, result.paired = found.listed(seeds), found.paired(list(methods))
     result.seconds = time.perf_counter() - start
     if out is not None:
         result.save(Path(out))
     return result
+
+
+def _run(
+    algorithm: Method, at: Setting, method: str, out: Path | None, resume: bool, seed: int, **options: Any
+) -> tuple[Run, Path | None]:
+    """A run, and its directory in `out`."""
+    same: dict[str, Any] = {"test": at.test, "seed": seed, **options}
+    if out is None:
+        return fit(algorithm, at.task, at.federation, **same), None
+    where, warm = Path(method) / f"seed-{seed}", _warm_start(algorithm, at, out, **same)
+    return fit(algorithm, at.task, at.federation, out=out / where, resume=resume, warm=warm, **same), where
 
 
 def _warm_start(method: Method, at: Setting, out: Path, *, rounds: int, seed: int, **same: Any) -> Path | None:
@@ -213,20 +285,95 @@ def _spread(values: list[float]) -> tuple[float, float | None]:
     return spread(values) if all(map(math.isfinite, values)) else (sum(values) / len(values), None)
 
 
-def _collect(
-    run: Run,
-    test: Dataset | Federation,
-    method: str,
-    scores: dict[tuple[str, str], list[float]],
-    by_client: dict[tuple[str, str, str], list[float]],
-) -> None:
-    evaluation = run.evaluate(test)
-    for metric, value in evaluation.point.items():
-        scores.setdefault((method, metric), []).append(value)
-    for metric, value in (evaluation.marginal or {}).items():
-        scores.setdefault((method, f"{metric}{MARGINAL}"), []).append(value)
-    for metric, value in run.algorithm.facts(run.server).items():
-        scores.setdefault((method, metric), []).append(value)
-    for client in evaluation.clients:
-        for metric, value in client["metrics"].items():
-            by_client.setdefault((method, client["name"], metric), []).append(value)
+@dataclass
+class _Scores:
+    """Every seed's scores, by (method, metric) and by (method, client, metric)."""
+
+    paper: Mapping[tuple[str, str], float]
+    by_metric: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+    by_client: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+
+    def add(
+        self,
+        run: Run,
+        test: Dataset | Federation,
+        method: str,
+        seed: int,
+        measured: Mapping[str, float],
+        target: float | None,
+    ) -> None:
+        """What a run is worth, and what it cost; `measured` goes before what is known of every run."""
+        evaluation = run.evaluate(test)
+        averaged = {f"{metric}{MARGINAL}": value for metric, value in (evaluation.marginal or {}).items()}
+        found = {**evaluation.point, **averaged, **run.algorithm.facts(run.server), **measured}
+        for metric, value in costs(run, target).items():
+            found.setdefault(metric, value)
+        for metric, value in found.items():
+            self.by_metric.setdefault((method, metric), {})[seed] = value
+        for client in evaluation.clients:
+            for metric, value in client["metrics"].items():
+                self.by_client.setdefault((method, client["name"], metric), []).append(value)
+
+    def rows(self) -> list[Row]:
+        """Means over seeds."""
+        return [
+            Row(method, metric, *_spread([*values.values()]), len(values), self.paper.get((method, metric)))
+            for (method, metric), values in self.by_metric.items()
+        ]
+
+    def per_client(self) -> list[dict[str, Any]]:
+        """Means over seeds at every client."""
+        entries = []
+        for (method, client, metric), values in self.by_client.items():
+            mean, std = _spread(values)
+            entries.append({"method": method, "client": client, "metric": metric, "mean": mean, "std": std})
+        return entries
+
+    def listed(self, seeds: int) -> list[dict[str, Any]]:
+        """All scores in the order of seeds, None where a run has none."""
+        return [
+            {"method": method, "metric": metric, "values": [values.get(seed) for seed in range(seeds)]}
+            for (method, metric), values in self.by_metric.items()
+        ]
+
+    def paired(self, methods: Sequence[str]) -> list[dict[str, Any]]:
+        """How far every method is from the first one, seed by seed, for every metric with a better and a worse."""
+        entries = []
+        for (method, metric), values in self.by_metric.items():
+            first = self.by_metric.get((methods[0], metric), {})
+            pairs = [(values[seed], first[seed]) for seed in sorted(values.keys() & first.keys())]
+            pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
+            if method != methods[0] and direction(metric) and pairs:
+                entries.append({"method": method, "versus": methods[0], "metric": metric, **paired_test(pairs)})
+        return entries
+
+
+def costs(run: Run, target: float | None = None) -> dict[str, float]:
+    """Seconds of training and megabytes sent, up and down, over all rounds; with a `target`, the first round whose
+    accuracy (or else first score that rises) is at least that, if there is one."""
+    sent = sum(line["bytes_up"] + line["bytes_down"] for line in run.history)
+    found = {"seconds": sum(line["seconds"] for line in run.history), "MB sent": sent / 1e6}
+    scores = [(line["round"], line["eval"]) for line in run.history if "eval" in line]
+    if target is None or not scores:
+        return found
+    rising = [metric for metric in scores[-1][1] if direction(metric) > 0]
+    if not rising:
+        raise ConfigError(f"target is for a score that rises, and there is none: {', '.join(scores[-1][1])}")
+    metric = "accuracy" if "accuracy" in rising else rising[0]
+    reached = rounds_to([(number, values[metric]) for number, values in scores], target, window=1)
+    return found if reached is None else {**found, f"rounds to {target:g}": float(reached)}
+
+
+def paired_test(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """The mean difference of pairs (a, b), its 95 % interval and p by Student's t; without these for fewer than three
+    pairs, or differences that are all the same."""
+    from scipy import stats  # not needed by most commands, and slow to import
+
+    differences = [a - b for a, b in pairs]
+    mean, n = statistics.fmean(differences), len(pairs)
+    low = high = p = None
+    if n >= 3 and max(differences) - min(differences) > SAME * max(map(abs, differences)):
+        test = stats.ttest_rel([a for a, _ in pairs], [b for _, b in pairs])
+        interval = test.confidence_interval(0.95)
+        low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
+    return {"difference": mean, "low": low, "high": high, "p": p, "n": n}

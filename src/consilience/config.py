@@ -17,7 +17,7 @@ from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, Switch
 from consilience.comparison import Setting
 from consilience.components import Component, build, resolve
-from consilience.data import DATASETS, Compose, Crop, Data, Dataset, Federation, Flip, load, partition
+from consilience.data import DATASETS, Compose, Crop, Data, Dataset, Federation, Flip, load, options_of, partition
 from consilience.engines import Simulator
 from consilience.errors import ConfigError, nearest
 from consilience.models import MODELS
@@ -70,6 +70,7 @@ class _Run(_Section):
     evaluate_every: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10
     holdout: float | None = Field(default=None, gt=0, lt=1)
+    outside: str | None = None
 
 
 class _TaskSection(_Section):
@@ -81,6 +82,8 @@ class _TaskSection(_Section):
 class _Compare(_Section):
     algorithms: list[str | dict[str, Any]] = []
     seeds: PositiveInt = 3
+    tune: PositiveInt | None = None
+    target: float | None = None
 
 
 class Config(_Section):
@@ -158,20 +161,31 @@ class Loaded:
             federation = federation.stream(c.partition.steps, seed)
         return Setting(self._task(data.train, seed), federation, test)
 
+    def outside(self) -> Dataset | None:
+        """The test part of the data set `run.outside`, if there is one: examples of another kind."""
+        name, own = self.config.run.outside, self.config.data
+        if name is None:
+            return None
+        root = {key: value for key, value in own.arguments.items() if key == "root"} if own.name in DATASETS else {}
+        return self._read(name, root if name in DATASETS else {}, "run.outside").test
+
     def _data(self) -> Data:
-        section = self.config.data
-        make = resolve(section.name, DATASETS, "data.name", self.folder)
-        if section.name in DATASETS:
-            return load(section.name, **self._checked_root(section.arguments))
-        data = build(make, section.arguments, "data", self.folder)
+        return self._read(self.config.data.name, self.config.data.arguments, "data.name")
+
+    def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
+        make = resolve(name, DATASETS, where, self.folder)
+        if name in DATASETS:
+            return load(name, **self._checked_options(name, arguments))
+        data = build(make, arguments, where.removesuffix(".name"), self.folder)
         if not isinstance(data, Data):
-            raise ConfigError(f"data.name: {section.name} must return consilience.Data(train, test)")
+            raise ConfigError(f"{where}: {name} must return consilience.Data(train, test)")
         return data
 
-    def _checked_root(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _checked_options(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        allowed = ["root", *options_of(name)]
         for key in arguments:
-            if key != "root":
-                raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', 'root'])}")
+            if key not in allowed:
+                raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *allowed])}")
         return arguments
 
     def _federation(self, data: Dataset, seed: int) -> Federation:

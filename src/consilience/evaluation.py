@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,30 +13,92 @@ from torch import Tensor
 from consilience.beliefs import Belief, Mixture, draws
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.display import scores as in_words
+from consilience.display import table
 from consilience.errors import TaskError
 from consilience.gaussian import Gaussian
 from consilience.metrics import auroc, entropy, reliability
+from consilience.report import text
 from consilience.task import Task
+
+ENTROPY_BINS, WEIGHT_BINS = 20, 30
+MAX_TENSORS = 12  # whose weights are summarised one by one
+EXAMPLES = 8  # weights that stand for all
+RANKED = 1_000_000  # weights, about, that the range of a histogram is taken from
+
+
+@dataclass(frozen=True, eq=False)
+class Entropies:
+    """Predictive entropies in nats [N], which of the predictions are `right` [N], and the entropies of examples of
+    another kind, if there are any. Entropies lie between 0 and log `classes`."""
+
+    entropy: Tensor
+    right: Tensor
+    classes: int
+    outside: Tensor | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Histograms of right, wrong and outside predictions over the same bins, each with its mean; and as AUROC, how
+        well entropy tells wrong from right, and outside from inside."""
+        kinds = {"right": self.entropy[self.right], "wrong": self.entropy[~self.right]}
+        if self.outside is not None:
+            kinds["outside"] = self.outside
+        edges = torch.linspace(0, math.log(max(self.classes, 2)), ENTROPY_BINS + 1, dtype=torch.float64)
+        found: dict[str, Any] = {"edges": edges.tolist()}
+        for name, values in kinds.items():
+            fine = values[values.isfinite()]
+            mean = fine.mean().item() if len(fine) else None
+            found[name] = {"count": histogram(fine, edges), "mean": mean}
+        inside = self.entropy[self.entropy.isfinite()]
+        found["auroc"] = {"wrong": _auroc(kinds["right"], kinds["wrong"]), "outside": _auroc(inside, self.outside)}
+        return found
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of the point prediction and, where there is a posterior, of the posterior-averaged one; per client
-    when the test data says who holds it."""
+    when the test data says who holds it. Entropies are of classification; `belief` is what predicted."""
 
     point: dict[str, float]
     marginal: dict[str, float] | None
     clients: list[dict[str, Any]]
     reliability: dict[str, Any] | None
     marginal_reliability: dict[str, Any] | None
+    entropy: Entropies | None = field(default=None, compare=False)
+    marginal_entropy: Entropies | None = field(default=None, compare=False)
+    outside: str | None = None
+    belief: str = ""
+
+    def __repr__(self) -> str:
+        parts = [in_words(self.point), f"marginal {in_words(self.marginal)}" if self.marginal else ""]
+        parts += [text.plural(len(self.clients), "client") if self.clients else ""]
+        return f"Evaluation({'; '.join(filter(None, parts))})"
+
+    def _repr_html_(self) -> str:
+        metrics, caption = text.in_order([*self.point, *(self.marginal or {})]), ""
+        rows = [("ensemble" if self.belief == "Mixture" else "point model", self.point)]
+        rows += [("posterior average", self.marginal)] if self.marginal else []
+        cells = [[name, *(text.number(scores.get(metric)) for metric in metrics)] for name, scores in rows]
+        if self.clients:
+            caption = f"{text.plural(len(self.clients), 'client')} in .clients"
+        return table(["", *map(text.short, metrics)], cells, caption)
 
     def to_json(self) -> dict[str, Any]:
         """As the report reads it."""
+
+        def part(scores: Any, bins: Any, entropies: Entropies | None) -> dict[str, Any]:
+            return {"metrics": scores, "reliability": bins, "entropy": entropies and entropies.to_json()}
+
         marginal = None
         if self.marginal is not None:
-            marginal = {"metrics": self.marginal, "reliability": self.marginal_reliability}
-        point = {"metrics": self.point, "reliability": self.reliability}
-        return {"point": point, "marginal": marginal, "clients": self.clients}
+            marginal = part(self.marginal, self.marginal_reliability, self.marginal_entropy)
+        return {
+            "belief": self.belief,
+            "point": part(self.point, self.reliability, self.entropy),
+            "marginal": marginal,
+            "outside": self.outside,
+            "clients": self.clients,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +153,13 @@ def evaluate(
     belief: Belief | Callable[[int], Belief],
     test: Dataset | Federation,
     samples: int = 10,
+    outside: Dataset | None = None,
 ) -> Evaluation:
     """Score a belief on test data. For a Federation, `belief` may be a function of the client, and every client's
-    examples are predicted by its own belief; the overall scores then pool all predictions."""
+    examples are predicted by its own belief; the overall scores then pool all predictions. Examples of another kind,
+    `outside`, are dealt to the clients in turn; their labels are not looked at."""
+    if outside is not None:
+        check_unlabelled(task, outside)
     if isinstance(test, Dataset):
         parts, data, names = [torch.arange(len(test))], test, None
     else:
@@ -101,7 +168,7 @@ def evaluate(
     beliefs = [belief(c) if callable(belief) else belief for c in range(len(parts))]
     bayesian = all(isinstance(b, Gaussian) for b in beliefs)
     point = [predict(task, b, data, part) for b, part in zip(beliefs, parts, strict=True) if len(part)]
-    marginals = [
+    averaged = [
         predict(task, b, data, part, samples) for b, part in zip(beliefs, parts, strict=True) if bayesian and len(part)
     ]
     truth = [data.targets(part.to(data.y.device), task.dtype).to(task.device) for part in parts if len(part)]
@@ -113,17 +180,121 @@ def evaluate(
             for (name, size), p, y in zip(named, point, truth, strict=True)
         ]
     everything = torch.cat(truth)
-    scores, bins = _score(task, torch.cat(point), everything)
-    marginal, marginal_bins = _score(task, torch.cat(marginals), everything) if marginals else (None, None)
-    return Evaluation(scores, marginal, clients, bins, marginal_bins)
+
+    def entropies(prediction: Tensor, draws: int) -> Entropies | None:
+        if task.kind != "classification":
+            return None
+        theirs = None if outside is None else entropy(_dealt(task, beliefs, outside, draws))
+        right = prediction.argmax(dim=1) == everything
+        return Entropies(entropy(prediction), right, prediction.shape[1], theirs)
+
+    whole = torch.cat(point)
+    scores, bins = _score(task, whole, everything)
+    found = Evaluation(
+        scores, None, clients, bins, None, entropies(whole, 0),
+        outside=None if outside is None else outside.name, belief=type(beliefs[0]).__name__,
+    )  # fmt: skip
+    if not averaged:
+        return found
+    whole = torch.cat(averaged)
+    scores, bins = _score(task, whole, everything)
+    return replace(found, marginal=scores, marginal_reliability=bins, marginal_entropy=entropies(whole, samples))
+
+
+def _dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int) -> Tensor:
+    """Predictions of examples that are nobody's: belief k of K has the examples k, k + K, k + 2K, …"""
+    turns = [torch.arange(k, len(data), len(beliefs)) for k in range(len(beliefs))]
+    dealt = zip(beliefs, turns, strict=True)
+    return torch.cat([predict(task, belief, data, turn, samples) for belief, turn in dealt if len(turn)])
+
+
+def marginals(task: Task, q: Gaussian) -> dict[str, Any] | None:
+    """What a posterior N(m, Σ) says of single weights, in a few numbers: histograms of log₁₀ sd and of log₁₀ |m|/sd,
+    over all weights and by parameter; the share of weights with |m| > 2 sd, whose sign is known; and some weights.
+    None if hardly anything of it is finite."""
+    mean, sd = q.mean.detach().cpu(), q.var.detach().cpu().sqrt()
+    if mean.dim() != 1 or not bool((mean.isfinite() & sd.isfinite() & (sd > 0)).any()):
+        return None
+    ratio = mean.abs() / sd
+    columns = {"sd": sd.log10(), "ratio": ratio.clamp_min(1e-12).log10()}
+    edges = {name: _edges(values) for name, values in columns.items()}
+
+    def counts(part: slice) -> dict[str, list[int]]:
+        return {name: histogram(values[part], edges[name]) for name, values in columns.items()}
+
+    places = _places(task) if len(mean) == task.size else []
+    largest = sorted(places, key=lambda place: place[1].stop - place[1].start, reverse=True)[:MAX_TENSORS]
+    shown = [
+        {"name": name, "shape": list(shape), **counts(part)} for name, part, shape in places
+        if any(part == kept for _, kept, _ in largest)
+    ]  # fmt: skip
+    steps = max(1, min(EXAMPLES, len(mean)) - 1)
+    chosen = sorted({round(i * (len(mean) - 1) / steps) for i in range(steps + 1)})
+    return {
+        "weights": len(mean),
+        "known": (ratio > 2).double().mean().item(),
+        "edges": {name: found.tolist() for name, found in edges.items()},
+        "all": counts(slice(None)),
+        "tensors": shown,
+        "of_tensors": len(places),
+        "examples": [{"name": _weight(places, i), "mean": mean[i].item(), "sd": sd[i].item()} for i in chosen],
+    }
+
+
+def _places(task: Task) -> list[tuple[str, slice, torch.Size]]:
+    """Every parameter's name, place in the flat vector, and shape."""
+    start, found = task.slice().start, []
+    for name, shape in zip(task.names, task.shapes, strict=True):
+        found.append((name, slice(start, start + shape.numel()), shape))
+        start += shape.numel()
+    return found
+
+
+def _weight(places: list[tuple[str, slice, torch.Size]], index: int) -> str:
+    """One weight's name: 0.weight[3, 7]."""
+    for name, part, shape in places:
+        if part.start <= index < part.stop:
+            at = torch.unravel_index(torch.tensor(index - part.start), shape) if shape else ()
+            return f"{name}[{', '.join(str(int(i)) for i in at)}]" if shape else name
+    return f"weight {index}"
+
+
+def _edges(values: Tensor) -> Tensor:
+    """Bins for all but the strangest values, which go into the first and the last one."""
+    fine = values[values.isfinite()]
+    some = fine[:: math.ceil(len(fine) / RANKED)].double()
+    low, high = (float(end) for end in some.quantile(torch.tensor([0.002, 0.998], dtype=torch.float64)))
+    room = 0.5 if high - low < 0.1 else 0.02 * (high - low)
+    return torch.linspace(low - room, high + room, WEIGHT_BINS + 1, dtype=torch.float64)
+
+
+def histogram(values: Tensor, edges: Tensor) -> list[int]:
+    """How many of the finite values lie in each bin; those beyond the ends count in the outermost ones."""
+    fine = values[values.isfinite()].cpu().double()
+    index = torch.bucketize(fine, edges[1:-1].contiguous(), right=True)
+    counts: list[int] = torch.bincount(index, minlength=len(edges) - 1).tolist()
+    return counts
+
+
+def _auroc(inside: Tensor, outside: Tensor | None) -> float | None:
+    """AUROC of what is finite; None where one side has nothing."""
+    if outside is None:
+        return None
+    ours, theirs = inside[inside.isfinite()], outside[outside.isfinite()]
+    return auroc(ours, theirs) if len(ours) and len(theirs) else None
+
+
+def check_unlabelled(task: Task, data: Dataset) -> None:
+    """Refuse data whose predictive entropy cannot be had."""
+    if task.kind != "classification":
+        raise TaskError(f"predictive entropy is defined for classification here, but the task is {task.kind}")
+    task.check(replace(data, y=torch.zeros(len(data), dtype=torch.int64)))
 
 
 def uncertainty(task: Task, belief: Belief, data: Dataset, samples: int = 10, batch: int = 1000) -> Uncertainty:
     """How uncertain a belief is about every example, over `samples` draws of the posterior or an ensemble's networks.
     Labels are not looked at. Of one network alone the mutual information is zero."""
-    if task.kind != "classification":
-        raise TaskError(f"predictive entropy is defined for classification here, but the task is {task.kind}")
-    task.check(replace(data, y=torch.zeros(len(data), dtype=torch.int64)))
+    check_unlabelled(task, data)
     networks = draws(belief, samples)
     share = networks.weights.double().mean(1, keepdim=True)
     share = share / share.sum()

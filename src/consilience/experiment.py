@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +25,48 @@ from consilience.checkpoint import RunDirectory, Saved, describe, identity
 from consilience.cohort import Info
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.display import summary, summary_table
 from consilience.engines.plan import Plan
 from consilience.engines.simulator import Session, Simulator
 from consilience.engines.states import Fresh, InMemory, OnDisk, States
 from consilience.engines.work import Share, chunks
 from consilience.errors import CheckpointError, ConfigError, ConsilienceError, DataError
-from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, each, evaluate, uncertainty
+from consilience.evaluation import (
+    Detection,
+    Evaluation,
+    Uncertainty,
+    check_unlabelled,
+    detect,
+    each,
+    evaluate,
+    marginals,
+    uncertainty,
+)
 from consilience.files import write_atomically
+from consilience.gaussian import Gaussian
 from consilience.progress import Bar
 from consilience.records import Tree, nbytes, rows, to
+from consilience.report.reading import RunFiles
 from consilience.task import Task
+from consilience.tracking import flat, frame
+
+if TYPE_CHECKING:
+    import pandas
+
+    from consilience.plot import RunPlots
 
 log = logging.getLogger("consilience")
 DESCRIBED = 1000  # clients whose label counts go into run.json
 AUDITED = 64  # clients whose states an audit looks at together
 DEVICE_SHARE = 0.4  # of a GPU's free memory that clients' states may take
-Callback = Callable[["Run", dict[str, Any]], None]
+
+
+class Callback(Protocol):
+    """What `fit` calls after every round: any function of the run so far and of the round's line in its history.
+    `consilience.tracking` has some."""
+
+    def __call__(self, run: Run, line: dict[str, Any], /) -> None:
+        """Look, but do not touch: what a callback changes is not in any checkpoint."""
 
 
 class Interrupted(ConsilienceError):  # noqa: N818 (it is no error)
@@ -59,6 +85,45 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     out: Path | None = None
     plan: Plan | None = None
+    test: Dataset | Federation | None = None
+    latest: Evaluation | None = None
+
+    def __repr__(self) -> str:
+        return summary(self.algorithm.name, self.federation.data.name, self.history, self.out)
+
+    def _repr_html_(self) -> str:
+        return summary_table(self.algorithm.name, repr(self.federation), repr(self.task), self.history, self.out)
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The last scores on the test data that `fit` was given, made now if there are none; None without test data."""
+        if self.latest is None and self.test is not None:
+            self.latest = self.evaluate(self.test)
+        return self.latest
+
+    @property
+    def plot(self) -> RunPlots:
+        """Figures: `run.plot.curves()`, `.reliability()`, `.labels()`, `.clients()`, `.communication()`."""
+        from consilience.plot import RunPlots
+
+        return RunPlots(self._files)
+
+    def frame(self) -> pandas.DataFrame:
+        """The history as a data frame, one row a round; needs pandas."""
+        return frame([flat(line) for line in self.history])
+
+    def _files(self, evaluated: bool) -> RunFiles:
+        """What a directory of this run would hold."""
+        config = {
+            "algorithm": describe(self.algorithm),
+            "method": self.algorithm.name,
+            "federation": _federation_facts(self.federation),
+            "rounds": len(self.history),
+        }
+        if self.out is not None and (self.out / "run.json").is_file():
+            config = RunDirectory(self.out).facts()  # which knows of a switch
+        found = self.evaluation if evaluated else None
+        return RunFiles(config, self.history, {} if found is None else found.to_json())
 
     @property
     def posterior(self) -> Belief:
@@ -85,12 +150,13 @@ class Run:
         networks = draws(self.posterior, samples)
         return networks.combine(each(self.network, networks, x))
 
-    def evaluate(self, test: Dataset | Federation, samples: int = 10) -> Evaluation:
-        """Scores on test data; for a Federation of the same clients, every client by its own belief."""
+    def evaluate(self, test: Dataset | Federation, samples: int = 10, outside: Dataset | None = None) -> Evaluation:
+        """Scores on test data; for a Federation of the same clients, every client by its own belief. Of examples of
+        another kind, `outside`, only the predictive entropy is of interest."""
         belief: Belief | Callable[[int], Belief] = self.posterior
         if isinstance(test, Federation) and len(test) == len(self.federation):
             belief = self.personal
-        return evaluate(self.network, belief, test, samples)
+        return evaluate(self.network, belief, test, samples, outside)
 
     def uncertainty(self, data: Dataset, samples: int = 10) -> Uncertainty:
         """How uncertain the server's belief is about every example, and why."""
@@ -109,6 +175,7 @@ def fit(
     rounds: int,
     cohort: int | None = None,
     test: Dataset | Federation | None = None,
+    outside: Dataset | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -127,8 +194,14 @@ def fit(
     last checkpoint to the very same result. A `Switch` may begin from the directory `warm` of a run of its first method
     that ends where it switches. `evaluate_every` is a tenth of the rounds when None. Clients' states that together
     outgrow `state_memory` bytes are kept in files under `out`. With `debug` the algorithm audits itself every round.
+    After every round each of `callbacks` is called with the `Run` so far and the round's line (see `Callback`).
+    `outside` are examples of another kind than `test`: does the final model know that it does not know them?
     """
     cohort, evaluate_every = _checked(task, federation, test, rounds, cohort, evaluate_every, checkpoint_every)
+    if outside is not None:
+        if test is None:
+            raise ConfigError("outside is compared with the test data: pass test= as well")
+        check_unlabelled(task, outside)
     engine = engine or Simulator()
     stages = _stages(algorithm, task, federation, rounds)
     who = identity(algorithm, stages[0].task, stages[0].federation, cohort, seed, engine.precision)
@@ -140,7 +213,7 @@ def fit(
     warmed = None if warm is None or begun else _warm(algorithm, RunDirectory(Path(warm)), who, rounds)
     loop = _Loop(
         engine, directory, facts, rounds, cohort, seed, test, evaluate_every, checkpoint_every, callbacks, progress,
-        state_memory, debug,
+        state_memory, debug, outside,
     )  # fmt: skip
     with ExitStack() as held:
         if directory is not None:
@@ -239,23 +312,12 @@ def _warm(method: Method, source: RunDirectory, who: Any, rounds: int) -> tuple[
 
 
 def _facts(method: Method, stage: _Stage, stages: int, rounds: int, cohort: int, seed: int, who: Any) -> dict[str, Any]:
-    task, federation, data = stage.task, stage.federation, stage.federation.data
-    counts = federation.label_counts()
+    task = stage.task
     return {
         "algorithm": describe(method),
         "method": method.name,
         "task": {"kind": task.kind, "parameters": task.size, "module": str(task.module)},
-        "federation": {
-            "data": data.name,
-            "note": data.note,
-            "how": federation.how,
-            "clients": len(federation),
-            "examples": federation.examples,
-            "names": None if federation.names is None else list(federation.names[:DESCRIBED]),
-            "sizes": federation.sizes[:DESCRIBED].tolist(),
-            "classes": list(data.classes),
-            "label_counts": None if counts is None else counts[:DESCRIBED].tolist(),
-        },
+        "federation": _federation_facts(stage.federation),
         "rounds": rounds,
         "cohort": cohort,
         "seed": seed,
@@ -263,6 +325,21 @@ def _facts(method: Method, stage: _Stage, stages: int, rounds: int, cohort: int,
         "plans": [None] * stages,
         "versions": {"consilience": consilience.__version__, "torch": str(torch.__version__)},
         "identity": who,
+    }
+
+
+def _federation_facts(federation: Federation) -> dict[str, Any]:
+    data, counts = federation.data, federation.label_counts()
+    return {
+        "data": data.name,
+        "note": data.note,
+        "how": federation.how,
+        "clients": len(federation),
+        "examples": federation.examples,
+        "names": None if federation.names is None else list(federation.names[:DESCRIBED]),
+        "sizes": federation.sizes[:DESCRIBED].tolist(),
+        "classes": list(data.classes),
+        "label_counts": None if counts is None else counts[:DESCRIBED].tolist(),
     }
 
 
@@ -302,6 +379,7 @@ class _Loop:
     progress: bool
     state_memory: int
     debug: bool
+    outside: Dataset | None
     history: list[dict[str, Any]] = field(default_factory=list)
     latest: Evaluation | None = None  # the last round is always evaluated, so at the end this is of the final model
     run: Run = field(init=False)
@@ -341,10 +419,18 @@ class _Loop:
             before, done, saved = self.run, stage.last, None
             if done == self.rounds:  # a switch that lies ahead is made when the run goes on
                 break
+        if self.directory is not None:
+            self.directory.write_sheet()  # a run from before there was one may have nothing left to do
         if self.test is not None and self.directory is not None:
-            final = json.dumps((self.latest or self.run.evaluate(self.test)).to_json(), indent=1)
-            write_atomically(self.directory.path / "evaluation.json", final)
+            write_atomically(self.directory.path / "evaluation.json", json.dumps(self._final(self.test), indent=1))
         return self.run
+
+    def _final(self, test: Dataset | Federation) -> dict[str, Any]:
+        """The last evaluation, and in short what the posterior says of single weights."""
+        found = (self.latest or self.run.evaluate(test, outside=self.outside)).to_json()
+        posterior = self.run.posterior
+        weights = marginals(self.run.network, posterior) if isinstance(posterior, Gaussian) else None
+        return found if weights is None else {**found, "posterior": weights}
 
     def _enter(self, algorithm: Algorithm, before: Run | None, saved: Saved | None) -> None:
         """The first stage, a stage that was saved, or the next one, which starts at the mean of the one before."""
@@ -368,7 +454,7 @@ class _Loop:
         if saved is not None:
             self._restore(states, saved.states)
         out = None if self.directory is None else self.directory.path
-        self.run = Run(algorithm, task, federation, server, states, self.history, out)
+        self.run = Run(algorithm, task, federation, server, states, self.history, out, test=self.test)
 
     def _restore(self, states: States, saved: Tree) -> None:
         in_files = isinstance(saved, Tensor)
@@ -439,7 +525,9 @@ class _Loop:
                 share.guards[name] = share.guards.get(name, 0) + int(count)
         line = self._line(number, share, down, time.perf_counter() - start)
         if self.test is not None and (number % self.evaluate_every == 0 or number == self.rounds):
-            self.latest = scores = self.run.evaluate(self.test)
+            last = number == self.rounds
+            self.latest = scores = self.run.evaluate(self.test, outside=self.outside if last else None)
+            self.run.latest = scores
             line["eval"] = scores.point
             if scores.marginal is not None:
                 line["marginal"] = scores.marginal

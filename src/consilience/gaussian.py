@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from consilience import guards, keys
-from consilience.records import record
+from consilience.display import span
+from consilience.records import record, shape
 
 FLOOR = 1e-8
 
@@ -44,6 +45,12 @@ class Gaussian:
     def full(self) -> bool:
         """Whether Λ is a matrix."""
         return self.lam.dim() == self.eta.dim() + 1
+
+    def __repr__(self) -> str:
+        one = self.lam.shape[-1] == 1 < self.eta.shape[-1]
+        kind = "full" if self.full else "scalar" if one else "diagonal"
+        lam = self.lam.diagonal(dim1=-2, dim2=-1) if self.full else self.lam
+        return f"Gaussian({shape(self.eta)}, {kind} precision {span(lam) or '…'})"
 
     def _combine(self, other: Gaussian, sign: int) -> Gaussian:
         a, b = self.lam, other.lam

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from consilience.errors import ConfigError
+from consilience.ranges import Range, Ranges
 from consilience.records import Tree, record, tree_map
 
 
@@ -48,6 +50,7 @@ class ServerOptimizer(ABC):
 class Momentum(ServerOptimizer):
     """m ← ρ m + Δ, x ← x + lr · m. With the defaults, x ← x + Δ: plain averaging."""
 
+    ranges: ClassVar[Ranges] = {"lr": Range(0.1, 1.5, log=False)}
     lr: float = 1.0
     momentum: float = 0.0
 
@@ -72,6 +75,7 @@ class Momentum(ServerOptimizer):
 class Adaptive(ServerOptimizer):
     """m ← β₁ m + (1 − β₁) Δ, x ← x + lr · m / (√v + eps), without bias correction; kinds differ in v."""
 
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 0.3)}
     lr: float = 0.01
     beta1: float = 0.9
     eps: float = 1e-3

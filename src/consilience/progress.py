@@ -1,7 +1,9 @@
-"""The progress bar: rounds, loss, accuracy, clients a second, time to go."""
+"""Progress on a terminal: a run's rounds with loss, score, clients a second and time to go; and many runs."""
 
 from __future__ import annotations
 
+import time
+from contextvars import ContextVar, Token
 from typing import Any
 
 from rich.console import Console
@@ -14,31 +16,84 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+PAUSE = 0.1  # seconds between two looks at many runs
+
+
+def _display(shown: bool, **options: Any) -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not (shown and console.is_terminal),
+        **options,
+    )
+
+
+class Runs:
+    """Many runs on stderr: a bar of all of them over the rounds of the present one, which the `Bar` that is opened
+    meanwhile adds; silent where nobody looks.
+
+    It draws only when it is told something: a thread that draws would be there when the simulator forks its workers,
+    and a lock that it holds at that instant would never be free in them.
+    """
+
+    _present: ContextVar[Runs | None] = ContextVar("runs", default=None)
+    _token: Token[Runs | None]
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self.display = _display(shown, auto_refresh=False)
+        self._task = self.display.add_task("all runs", total=total, facts="")
+        self._begun, self._drawn = 0, 0.0
+
+    def __enter__(self) -> Runs:
+        self._token = Runs._present.set(self)
+        self.display.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.display.update(self._task, completed=self._begun, facts="")
+        self.display.refresh()
+        self.display.stop()
+        Runs._present.reset(self._token)
+
+    def begin(self, title: str) -> None:
+        """The next run, those before being over."""
+        self.display.update(self._task, completed=self._begun, facts=title, refresh=True)
+        self._begun += 1
+
+    def draw(self) -> None:
+        """What is new, unless it was drawn just now."""
+        if time.monotonic() - self._drawn > PAUSE:
+            self.display.refresh()
+            self._drawn = time.monotonic()
+
 
 class Bar:
-    """A bar on stderr; silent where nobody looks (`shown=False`, or no terminal)."""
+    """A run's rounds on stderr, as a part of `Runs` where these are open; silent where nobody looks (`shown=False`, or
+    no terminal)."""
 
     def __init__(self, title: str, rounds: int, shown: bool, done: int = 0) -> None:
-        console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not (shown and console.is_terminal),
-        )
-        self._task = self._bar.add_task(title, total=rounds, completed=done, facts="")
+        self._runs = Runs._present.get()
+        self._bar = _display(shown) if self._runs is None else self._runs.display
+        self._task = self._bar.add_task(title, total=rounds, completed=done, visible=shown, facts="")
         self._score = ""
 
     def __enter__(self) -> Bar:
-        self._bar.start()
+        if self._runs is None:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._runs is None:
+            self._bar.stop()
+        else:
+            self._bar.remove_task(self._task)
 
     def update(self, line: dict[str, Any]) -> None:
         """Show a round's metrics."""
@@ -52,3 +107,5 @@ class Bar:
             completed=line["round"],
             facts=" · ".join(part for part in (loss, self._score, speed) if part),
         )
+        if self._runs is not None:
+            self._runs.draw()

@@ -19,7 +19,9 @@ from safetensors.torch import save as write_arrays
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from consilience.display import span
 from consilience.errors import RecordError, nearest
+from consilience.report.text import plural
 
 __all__ = [
     "Addressed", "Point", "Tree", "Weighted", "add", "check", "leaves", "nbytes",
@@ -60,6 +62,9 @@ class Point:
         """The parameters themselves, so that a point can stand where a Gaussian may."""
         return self.theta
 
+    def __repr__(self) -> str:
+        return f"Point({shape(self.theta)}, {span(self.theta) or '…'})"
+
 
 @record
 class Weighted:
@@ -86,6 +91,12 @@ class Addressed:
 
     shared: Tree
     own: Tree
+
+
+def shape(theta: Tensor) -> str:
+    """The size of flat vectors in words: 1,200 parameters, or those of each of 20 clients."""
+    clients = "".join(f"{n:,} × " for n in theta.shape[:-1])
+    return clients + (plural(theta.shape[-1], "parameter") if theta.dim() else "a number")
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:

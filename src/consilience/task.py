@@ -21,10 +21,12 @@ from torch.func import functional_call, grad, jacrev
 from consilience import fisher, keys
 from consilience.data.augment import Augmentation
 from consilience.data.dataset import Dataset
+from consilience.display import facts
 from consilience.errors import DataError, TaskError
 from consilience.layers import check_layers, use_matmul_convolutions, with_keyed_dropout, with_taps
 from consilience.metrics import classification, multilabel, regression
 from consilience.records import record, tree_map
+from consilience.report.text import plural
 from consilience.vectorize import Cohorts
 
 MAIN = "main"
@@ -91,6 +93,18 @@ class Task(ABC):
         self._cache: dict[Any, Callable[..., Any]] = {}
         if not self.size:
             raise TaskError(f"{type(module).__name__} has no parameters to learn")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.module).__name__}, {plural(self.size, 'parameter')})"
+
+    def _repr_html_(self) -> str:
+        about = [
+            ("kind", self.kind),
+            ("module", type(self.module).__name__),
+            ("parameters", f"{self.size:,} in {plural(sum(len(p.names) for p in self._parts.values()), 'tensor')}"),
+            ("augmentation", "" if self.augment is None else repr(self.augment)),
+        ]
+        return facts(type(self).__name__, about)
 
     @abstractmethod
     def losses(self, output: Tensor, y: Tensor) -> Tensor:

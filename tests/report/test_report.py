@@ -17,6 +17,7 @@ import torch
 from consilience import metrics
 from consilience.comparison import Comparison, Row
 from consilience.errors import ConsilienceError
+from consilience.evaluation import Entropies
 from consilience.report import figures, panels, text, write_report
 from consilience.report.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
 
@@ -46,9 +47,29 @@ def evaluation(seed: int = 0, marginal: bool = True, names: list[str] | None = N
     generator = torch.Generator().manual_seed(seed)
     probs = torch.softmax(2 * torch.randn(200, 3, generator=generator), dim=1)
     y = torch.randint(3, (200,), generator=generator)
-    scored = {"metrics": metrics.classification(probs, y), "reliability": asdict(metrics.reliability(probs, y))}
+    entropies = Entropies(metrics.entropy(probs), probs.argmax(1) == y, 3, torch.rand(50, generator=generator))
+    scored = {
+        "metrics": metrics.classification(probs, y),
+        "reliability": asdict(metrics.reliability(probs, y)),
+        "entropy": entropies.to_json(),
+    }
     clients = [{"name": name, "examples": 10, "metrics": scored["metrics"]} for name in names or ["0", "1"]]
-    return {"point": scored, "marginal": scored if marginal else None, "clients": clients}
+    found = {"belief": "Gaussian", "point": scored, "marginal": scored if marginal else None, "clients": clients}
+    return {**found, "outside": "letters", "posterior": posterior() if marginal else None}
+
+
+def posterior(tensors: int = 2, of: int = 2) -> dict[str, Any]:
+    """What `evaluation.marginals` writes."""
+    bins = {name: [index % 5 for index in range(30)] for name in ("sd", "ratio")}
+    return {
+        "weights": 1234,
+        "known": 0.25,
+        "edges": {name: [-2 + 0.1 * index for index in range(31)] for name in bins},
+        "all": bins,
+        "tensors": [{"name": f"layer{i}.weight", "shape": [5, 2], **bins} for i in range(tensors)],
+        "of_tensors": of,
+        "examples": [{"name": f"layer0.weight[{i}, 0]", "mean": 0.1 * i, "sd": 0.01 * 3**i} for i in range(8)],
+    }
 
 
 def make_run(
@@ -149,7 +170,7 @@ def check_page(page: str) -> None:
     for _, attributes in parsed.tags:
         for name in ("src", "href", "xlink:href"):
             value = attributes.get(name) or ""
-            assert re.match(r"$|#|data:|\./", value), value
+            assert re.match(r"$|#|data:|\.{1,2}/", value), value
     assert not re.search(r"url\(\s*['\"]?(?!#)", page)
     assert "@import" not in page
     ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
@@ -168,12 +189,13 @@ def test_a_run_shows_all_its_sections(tmp_path: Path) -> None:
     page = report(run)
     check_page(page)
     assert Tags(page).headings == [
-        "What was run",
-        "Who holds what",
         "Learning curves",
         "Calibration",
+        "Uncertainty",
         "Clients",
+        "Posterior",
         "Communication",
+        "Data",
         "Configuration",
     ]
     for shown in (
@@ -220,7 +242,7 @@ def test_a_run_that_has_barely_begun_lacks_what_is_not_there(tmp_path: Path) -> 
     (run / "metrics.jsonl").unlink()
     page = report(run)
     check_page(page)
-    assert Tags(page).headings == ["What was run", "Configuration"]
+    assert Tags(page).headings == ["Data", "Configuration"]
     assert "0 of 4 rounds" in page
 
 
@@ -301,8 +323,17 @@ def test_not_a_number_is_a_dash_and_not_a_curve(tmp_path: Path) -> None:
 def test_a_comparison_shows_all_its_sections(tmp_path: Path) -> None:
     page = report(make_comparison(tmp_path))
     check_page(page)
-    headings = ["Results", "Learning curves", "At each client", "Calibration", "Who holds what", "Single runs"]
-    assert Tags(page).headings == headings
+    assert Tags(page).headings == [
+        "Results",
+        "Learning curves",
+        "At each client",
+        "Fairness",
+        "Calibration",
+        "Uncertainty",
+        "Single runs",
+        "Data",
+        "Configuration",
+    ]
     for shown in ("Two methods", "A paragraph. It took 41 s.", "consilience reproduce hospitals", "over 2 seeds"):
         assert shown in page, shown
     assert "400 predictions" in page
@@ -310,7 +341,8 @@ def test_a_comparison_shows_all_its_sections(tmp_path: Path) -> None:
 
 def test_best_is_emphasised_in_the_direction_of_the_metric(tmp_path: Path) -> None:
     page = report(make_comparison(tmp_path))
-    assert best_cells(page) == ["0.0200", "0.9100", "0.4000"]
+    results, _, _ = page.partition("<h2>Learning curves</h2>")
+    assert best_cells(results) == ["0.0200", "0.9100", "0.4000"]
     for head in ("accuracy ↑", "NLL ↓", "ECE ↓", "width"):
         assert f">{head}</button>" in page
     assert 'class="quiet">0.9250' in page
@@ -395,7 +427,7 @@ def test_single_runs_are_linked_once_they_have_a_report(tmp_path: Path) -> None:
 def test_a_comparison_whose_runs_are_gone_keeps_its_table(tmp_path: Path) -> None:
     content = json.loads((make_comparison(tmp_path / "whole") / "comparison.json").read_text())
     (tmp_path / "comparison.json").write_text(json.dumps(content))
-    assert Tags(report(tmp_path)).headings == ["Results", "At each client", "Single runs"]
+    assert Tags(report(tmp_path)).headings == ["Results", "At each client", "Fairness", "Single runs"]
 
 
 def test_what_is_no_run_gets_a_sentence(tmp_path: Path) -> None:
@@ -532,3 +564,208 @@ def test_few_points_of_a_curve_are_dots(label: str, points: int, dots: int) -> N
     colour = "--s1" if label == "FedEP" else "--muted"
     svg = drawn(Panel("Sweep", [curve]))
     assert len(re.findall(rf"<use [^>]*fill: var\({colour}\)", svg)) == dots
+
+
+# Uncertainty
+
+
+def section(page: str, title: str) -> str:
+    (found,) = re.findall(rf"<section>\n<h2>{title}</h2>.*?</section>", page, re.DOTALL)
+    return found
+
+
+def with_evaluation(directory: Path, **changes: Any) -> Path:
+    run = make_run(directory)
+    (run / "evaluation.json").write_text(json.dumps({**evaluation(), **changes}))
+    return run
+
+
+def test_entropies_are_shown_of_what_is_right_wrong_and_outside(tmp_path: Path) -> None:
+    shown = section(report(with_evaluation(tmp_path)), "Uncertainty")
+    assert "from 0 (certain) to 1.10 nats (a guess among 3 classes)" in shown
+    assert "another kind (letters)" in shown
+    assert shown.count("<figure") == 2
+    for label in ("right", "wrong", "letters", "50"):
+        assert shown.count(f">{label}</text>") == 2, label
+    assert re.search(r"AUROC of entropy: wrong from right 0\.\d{3}, letters from the test data 0\.\d{3}", shown)
+
+
+def test_what_is_not_there_has_no_histogram(tmp_path: Path) -> None:
+    sure = Entropies(torch.tensor([0.1, 0.2, float("nan")]), torch.tensor([True] * 3), 3).to_json()
+    scored = {"metrics": {"accuracy": 1.0}, "reliability": None, "entropy": sure}
+    shown = section(report(with_evaluation(tmp_path, point=scored, marginal=None, outside=None)), "Uncertainty")
+    assert ">right</text>" in shown
+    assert ">wrong</text>" not in shown
+    assert "Mean entropy 0.15 where right." in shown
+    assert "AUROC" not in shown
+    assert "another kind" not in shown
+
+
+def test_an_ensemble_is_called_one(tmp_path: Path) -> None:
+    page = report(with_evaluation(tmp_path, belief="Mixture", marginal=None, posterior=None))
+    assert ">Ensemble</text>" in section(page, "Uncertainty")
+    assert ">Ensemble</text>" in section(page, "Calibration")
+    assert "Posterior" not in Tags(page).headings
+
+
+def test_the_posterior_is_shown_by_parameter_and_by_example(tmp_path: Path) -> None:
+    shown = section(report(with_evaluation(tmp_path, posterior=posterior(3, of=40))), "Posterior")
+    assert "a Gaussian over 1,234 weights; of 25% the sign is known" in shown
+    assert "The 3 largest of 40 parameters are shown." in shown
+    assert shown.count("<figure") == 3
+    assert shown.count(">layer2.weight</text>") == 2
+    assert "are shown" not in section(report(with_evaluation(tmp_path)), "Posterior")
+
+
+def test_evaluations_from_before_there_were_entropies_still_give_a_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    old = {"point": {"metrics": {"accuracy": 0.5}, "reliability": None}, "marginal": None, "clients": []}
+    (run / "evaluation.json").write_text(json.dumps(old))
+    headings = Tags(report(run)).headings
+    assert "Uncertainty" not in headings
+    assert "Posterior" not in headings
+
+
+def test_numbers_of_the_server_are_curves_or_facts(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for index, line in enumerate(lines):
+        line |= {"width": 100.0 + index, "members": 7.0, "word": "x", "audit": {"gap": 0.1}}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = section(report(run), "Server")
+    assert shown.count("<figure") == 1
+    assert 'aria-label="Width"' in shown
+    assert "<dt>Members</dt><dd>7</dd>" in shown
+    assert "Word" not in shown
+
+
+@pytest.mark.parametrize(("below", "href"), [("A/seed-0", "../../"), ("warm starts/A/seed-0", "../../../")])
+def test_a_run_links_to_the_comparison_that_it_is_part_of(tmp_path: Path, below: str, href: str) -> None:
+    run = make_run(tmp_path / below)
+    assert "<a href" not in report(run)
+    (tmp_path / "comparison.json").write_text(json.dumps({"title": "Two <methods>"}))
+    page = report(run)
+    check_page(page)
+    assert f'in <a href="{href}report.html">Two &lt;methods&gt;</a>' in page
+
+
+def test_the_config_a_run_was_started_with_is_kept_at_the_bottom(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run / "config.toml").write_text('[data]\nname = "mnist"\n')
+    shown = section(report(run), "Configuration")
+    assert "<summary>config.toml</summary>\n<pre>[data]\nname = &#34;mnist&#34;" in shown
+
+
+# Methods against each other
+
+
+def rewrite(directory: Path, **changes: Any) -> Path:
+    path = directory / "comparison.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return directory
+
+
+def cells_of(table: str) -> list[list[str]]:
+    rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+    texts = [[re.sub(r"<[^>]*>", "", cell).strip() for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
+    return [row for row in texts if row]
+
+
+def test_fairness_is_within_seeds_and_then_averaged_over_them(tmp_path: Path) -> None:
+    make_comparison(tmp_path)
+    by_seed = {0: [0.0, 1.0, 0.5], 1: [0.4, 0.4, 0.4]}
+    for method in ("FedAvg", "FedEP"):
+        for seed, values in by_seed.items():
+            clients = [
+                {"name": str(index), "examples": 3, "metrics": {"accuracy": value, "nll": value}}
+                for index, value in enumerate(values)
+            ]
+            place = tmp_path / "runs" / f"{method} {seed}" / "evaluation.json"
+            place.write_text(json.dumps({**evaluation(seed), "clients": clients}))
+    shown = section(report(tmp_path), "Fairness")
+    accuracy, nll = re.findall(r"<table.*?</table>", shown, re.DOTALL)
+    assert cells_of(accuracy)[0] == ["FedAvg", "0.200", "0.250", "0.450", "0.700", "0.250"]
+    assert cells_of(nll)[0] == ["FedAvg", "0.700", "0.650", "0.450", "0.200", "0.250"]  # less is better
+    assert ">10th percentile<" in accuracy
+    assert ">90th percentile<" in nll
+    assert shown.count("<figure") == 2
+    assert 'class="best"' not in shown  # both methods are alike
+
+
+def test_without_runs_fairness_is_of_the_clients_means(tmp_path: Path) -> None:
+    per_client = [
+        {"method": method, "client": client, "metric": "accuracy", "mean": mean, "std": None}
+        for method, means in {"A": [0.9, 0.7], "B": [0.8, 0.8]}.items()
+        for client, mean in zip(("x", "y"), means, strict=True)
+    ]
+    (tmp_path / "comparison.json").write_text(json.dumps({"title": "t", "per_client": per_client}))
+    shown = section(report(tmp_path), "Fairness")
+    assert [row[:2] for row in cells_of(shown)] == [["A", "0.700"], ["B", "0.800"]]
+    assert best_cells(shown) == ["0.900", "0.800", "0.800", "0.000"]
+
+
+def test_one_client_is_not_treated_unfairly(tmp_path: Path) -> None:
+    row = {"method": "A", "client": "x", "metric": "accuracy", "mean": 0.5, "std": None}
+    (tmp_path / "comparison.json").write_text(json.dumps({"title": "t", "per_client": [row]}))
+    assert "Fairness" not in Tags(report(tmp_path)).headings
+
+
+PAIRED = [
+    {"method": "FedEP", "versus": "FedAvg", "metric": "accuracy", "difference": 0.02, "low": 0.01, "high": 0.03,
+     "p": 0.0004, "n": 5},
+    {"method": "FedEP", "versus": "FedAvg", "metric": "nll (marginal)", "difference": -0.1, "low": -0.3, "high": 0.1,
+     "p": 0.25, "n": 5},
+    {"method": "FedEP", "versus": "FedAvg", "metric": "ece", "difference": 0.1, "low": None, "high": None, "p": None,
+     "n": 1},
+    {"method": "FedEP", "versus": "FedAvg", "metric": "brier", "difference": None},
+]  # fmt: skip
+
+
+def test_differences_have_intervals_and_what_is_clear_is_bold(tmp_path: Path) -> None:
+    shown = section(report(rewrite(make_comparison(tmp_path), paired=PAIRED)), "Differences")
+    assert cells_of(shown) == [
+        ["FedEP", "FedAvg", "accuracy", "+0.0200", "+0.0100 to +0.0300", "&lt; 0.001", "5"],
+        ["FedEP", "FedAvg", "ECE", "+0.1000", "–", "–", "1"],
+        ["FedEP", "FedAvg", "NLL, marginal", "−0.1000", "−0.3000 to +0.1000", "0.250", "5"],
+    ]
+    assert best_cells(shown) == ["+0.0200"]
+    assert shown.count("<figure") == 3
+    assert ">FedEP − FedAvg</text>" in shown
+
+
+def test_tuning_is_folded_and_the_chosen_settings_are_bold(tmp_path: Path) -> None:
+    tried = [{"settings": {"train.lr": 0.1}, "score": 0.9}, {"settings": {"train.lr": 0.2}, "score": None}]
+    entry = {"method": "FedEP", "trials": 2, "chosen": {"train.lr": 0.1}, "score": 0.9, "metric": "accuracy"}
+    tuning = [{**entry, "all": tried}, {"method": "FedAvg", "trials": 1, "chosen": {}, "score": 0.8}]
+    shown = section(report(rewrite(make_comparison(tmp_path), tuning=tuning)), "Tuning")
+    assert cells_of(shown) == [
+        ["FedEP", "train.lr = 0.1", "0.9000", "accuracy", "2"],
+        ["FedAvg", "as it is", "0.8000", "", "1"],
+        ["1", "0.1", "0.9000"],
+        ["2", "0.2", "–"],
+    ]
+    assert best_cells(shown) == ["0.9000"]
+    assert shown.count("<details>") == 2
+
+
+def test_methods_are_compared_by_their_entropies(tmp_path: Path) -> None:
+    shown = section(report(make_comparison(tmp_path)), "Uncertainty")
+    assert shown.count("<figure") == 2
+    names = [row[0] for row in cells_of(shown)]
+    assert names == ["FedAvg", "FedEP, marginal"]
+    assert ">letters, AUROC ↑</button>" in shown
+
+
+def test_the_federation_shown_is_not_the_pooled_one(tmp_path: Path) -> None:
+    make_comparison(tmp_path)
+    make_run(tmp_path / "runs" / "FedAvg 0", clients=1)
+    assert "Clients</dt><dd>5; " in section(report(tmp_path), "Data")
+
+
+def test_every_method_s_settings_are_at_the_bottom(tmp_path: Path) -> None:
+    switch = {"name": "Switch", "first": {"name": "FedAvg"}, "then": FEDEP, "at": 2}
+    make_run(make_comparison(tmp_path) / "runs" / "FedAvg 0", algorithm=switch)
+    facts = shown_facts(section(report(tmp_path), "Configuration"))
+    assert facts["FedEP"] == "FedEP(infer=Identity(scale=0.05), damping=None)"
+    assert facts["FedAvg, to round 2"] == "FedAvg()"
+    assert facts["Rounds"] == "4"

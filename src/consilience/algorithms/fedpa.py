@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD
 from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.ranges import Range, Ranges
 from consilience.records import Point, Weighted
 from consilience.task import Task
 
@@ -26,6 +29,7 @@ class FedPA(Algorithm):
     keeps only the variances of S.
     """
 
+    ranges: ClassVar[Ranges] = {"rho": Range(1e-3, 1.0)}
     train: SGD = SGD(epochs=5)
     server: ServerOptimizer = Momentum()
     rho: float = 0.01

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
@@ -9,6 +11,7 @@ from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Chain
 from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.ranges import Range, Ranges
 from consilience.records import Point, Weighted
 from consilience.task import Task
 
@@ -18,6 +21,7 @@ class FedProx(Algorithm):
     """Clients minimise loss + μ/2 ‖w_k − w‖²: a Gaussian prior of precision μ around the global weights.
     The server is FedAvg's; μ = 0 is FedAvg."""
 
+    ranges: ClassVar[Ranges] = {"mu": Range(1e-3, 1.0)}
     train: Chain = SGD()
     mu: float = 0.1
     server: ServerOptimizer = Momentum()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
 from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.ranges import Range, Ranges
 from consilience.records import Point, Weighted
 from consilience.task import Task
 
@@ -15,6 +18,7 @@ class FedSGD(Algorithm):
     """w ← w − η Σ p_k ∇f_k(w): gradient descent on the pooled loss, the gradient computed where the data is.
     `batch` is only how many examples are in memory at once; it does not change the result."""
 
+    ranges: ClassVar[Ranges] = {"server.lr": Range(1e-3, 1.0)}  # of gradients, not of clients' whole ways
     server: ServerOptimizer = Momentum(lr=0.1)
     batch: int = 256
 

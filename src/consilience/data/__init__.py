@@ -4,7 +4,7 @@ from consilience.data import augment, partition
 from consilience.data.augment import Compose, Crop, Flip
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
-from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, image_parquet, load
+from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, image_parquet, load, options_of
 
 __all__ = [
     "DATASETS",
@@ -19,5 +19,6 @@ __all__ = [
     "heart_disease",
     "image_parquet",
     "load",
+    "options_of",
     "partition",
 ]

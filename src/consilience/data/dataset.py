@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from consilience.display import clip, facts
 from consilience.errors import DataError
+from consilience.report.text import plural
 
 
 def rows_at(table: Tensor, index: Tensor) -> Tensor:
@@ -45,6 +47,25 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __repr__(self) -> str:
+        parts = [plural(len(self), "example"), f"x {_form(self.x)}", f"y {_form(self.y)}"]
+        parts += [f"{len(self.classes):,} classes"] if self.classes else []
+        return f"Dataset({clip(self.name, 60)}: {', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        few = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
+        return facts(
+            f"Dataset {self.name}",
+            [
+                ("examples", f"{len(self):,}"),
+                ("inputs", _form(self.x)),
+                ("targets", _form(self.y)),
+                ("classes", f"{len(self.classes):,}: {few}" if self.classes else ""),
+                ("columns", ", ".join(self.groups)),
+                ("note", self.note),
+            ],
+        )
+
     def inputs(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows `index` (any shape) as model inputs; integers without a scale (token ids) stay integers."""
         x = rows_at(self.x, index)
@@ -74,6 +95,12 @@ class Dataset:
             scale=None if self.scale is None else self.scale.to(device),
             shift=None if self.shift is None else self.shift.to(device),
         )
+
+
+def _form(column: Tensor) -> str:
+    """The shape of one example and its type: 28 × 28 uint8."""
+    each = " × ".join(str(n) for n in column.shape[1:])
+    return f"{each} {column.dtype}".replace("torch.", "").strip()
 
 
 @dataclass(frozen=True, eq=False)

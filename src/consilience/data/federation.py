@@ -11,7 +11,11 @@ from torch import Tensor
 
 from consilience import keys
 from consilience.data.dataset import Dataset
+from consilience.display import clip, facts, table
 from consilience.errors import DataError
+from consilience.report.text import plural
+
+FEW = 10  # clients, or classes, that a notebook shows as a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +63,29 @@ class Federation:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __repr__(self) -> str:
+        how = f", {clip(self.how)}" if self.how else ""
+        held = f"{plural(len(self), 'client')}, {plural(self.examples, 'example')}"
+        return f"Federation({clip(self.data.name, 60)}: {held}{how})"
+
+    def _repr_html_(self) -> str:
+        sizes, few = self.sizes, ", ".join(map(self.name, range(min(len(self), FEW))))
+        between = f"{int(sizes.min()):,} to {int(sizes.max()):,} a client" if len(self) else ""
+        about = [
+            ("clients", f"{len(self):,}" + (f": {few}{', …' if len(self) > FEW else ''}" if self.names else "")),
+            ("examples", f"{self.examples:,}, {between}"),
+            ("split", self.how),
+        ]
+        return facts(f"Federation of {self.data.name}", about) + self._label_table()
+
+    def _label_table(self) -> str:
+        counts = self.label_counts() if 0 < len(self) <= FEW and len(self.data.classes) <= FEW else None
+        if counts is None or not 0 < counts.shape[1] <= FEW:
+            return ""
+        classes = self.data.classes or tuple(map(str, range(counts.shape[1])))
+        rows = [[self.name(k), *(f"{n:,}" for n in row)] for k, row in enumerate(counts.tolist())]
+        return table(["client", *classes], rows)
+
     @cached_property
     def sizes(self) -> Tensor:
         """Examples of each client, [clients]."""
@@ -87,7 +114,7 @@ class Federation:
 
     def label_counts(self) -> Tensor | None:
         """Examples of each class at each client, [clients, classes]; None without class labels."""
-        y = self.data.y[self.order]
+        y = self.data.y[self.order].cpu()  # where the owners are
         if y.dim() != 1 or y.is_floating_point():
             return None
         classes = len(self.data.classes) or int(self.data.y.max()) + 1

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from consilience import guards
 from consilience.cohort import Cohort
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
+from consilience.ranges import Range, Ranges
 from consilience.records import rows
 
 Noise = Callable[[], Tensor]
@@ -30,6 +31,7 @@ class Chain(ABC):
     be followed with steps longer than 1/Λ: where lr · Λ > 1 (diagonal or scalar Λ) slopes are divided by it.
     """
 
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}
     lr: float = 0.05
     epochs: int = 1
     batch: int = 20
@@ -137,6 +139,7 @@ class AMSGrad(Chain):
 
     g is the whole slope: a prior and weight decay are scaled together with the loss, unlike in AdamW."""
 
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-4, 3e-2)}
     lr: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
@@ -174,6 +177,7 @@ class SGLD(Chain):
 
     The objective is a mean over the client's n examples, so lr is n times the step size of the papers."""
 
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-4, 0.3)}
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -191,6 +195,7 @@ class SGHMC(Chain):
     """v ← (1 − a) v − lr · g + √(2 a lr T / n) ξ, θ ← θ + v: Langevin dynamics with inertia, friction a (Chen et al.,
     2014). a = 1 is SGLD."""
 
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-5, 3e-2)}
     friction: float = 0.1
     temperature: float = 1.0
 

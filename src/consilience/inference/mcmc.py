@@ -13,6 +13,7 @@ from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference.chains import SGD, Chain
 from consilience.inference.tilted import Tilted, moments_of, samples, scaled_diagonal, within_two_deviations
+from consilience.ranges import Range, Ranges
 from consilience.task import Task
 
 
@@ -26,6 +27,7 @@ class MCMC(Tilted):
     """
 
     letter: ClassVar[str] = "M"
+    ranges: ClassVar[Ranges] = {"scale": Range(5e-3, 5.0)}
     train: Chain = SGD(epochs=5)
     scale: float = 0.05
     shrink: float = 1e-4

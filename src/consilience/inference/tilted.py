@@ -14,6 +14,7 @@ from consilience.cohort import Cohort
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference.chains import SGD, Chain
+from consilience.ranges import Range, Ranges
 from consilience.task import Task
 
 
@@ -80,6 +81,7 @@ class Identity(Tilted):
     so none travels: a message is P + 1 numbers."""
 
     letter: ClassVar[str] = "I"
+    ranges: ClassVar[Ranges] = {"scale": Range(5e-3, 5.0)}
     train: SGD = SGD()
     scale: float = 0.05
 
@@ -116,6 +118,7 @@ class Curved(Tilted):
     start with F = s₀. `batch` is how many examples' gradients are in memory at once.
     """
 
+    ranges: ClassVar[Ranges] = {"kappa": Range(1.0, 1000.0)}
     train: SGD = SGD()
     kappa: float = 500.0
     s0: float = 1e-4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from consilience.errors import ConfigError
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
+from consilience.ranges import Range, Ranges
 
 SAME = 1e-12  # of the objective: a sweep that moves it less has changed nothing
 
@@ -30,6 +32,7 @@ class BetaBernoulli(Clusterer):
     Without `new_penalty` the −2 log t for the t-th new atom is left out, and the objective can never fall.
     """
 
+    ranges: ClassVar[Ranges] = {"variance": Range(0.1, 3.0), "mass": Range(1e-3, 50.0)}
     variance: float = 1.0
     prior_variance: float = 10.0
     mass: float = 1.0

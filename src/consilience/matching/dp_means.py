@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from consilience.errors import ConfigError
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
+from consilience.ranges import Range, Ranges
 
 FAINT = 1e-6  # precision of a prior that only speaks where nobody else does
 
@@ -19,6 +21,7 @@ class DPMeans(Clusterer):
     """k-means that opens a cluster for a unit farther than √penalty from all centres: coordinate descent on
     Σ ‖v − centre‖² + penalty · clusters, at most `limit` of them."""
 
+    ranges: ClassVar[Ranges] = {"penalty": Range(1.0, 100.0)}
     penalty: float = 10.0
     sweeps: int = 20
     limit: int = 700

@@ -13,7 +13,20 @@ from consilience.metrics import MARGINAL, direction, spread
 from consilience.report import figures, panels, text
 from consilience.report.page import Cell, Key, Page, Plot, Section, Table
 from consilience.report.reading import RunFiles, read_json
-from consilience.report.run import BETTER, KINDS, curve_caption, footer, label_section, reliability_caption
+from consilience.report.run import (
+    BETTER,
+    KINDS,
+    algorithm_facts,
+    config_blocks,
+    curve_caption,
+    data_section,
+    facts,
+    footer,
+    kinds,
+    reliability_caption,
+)
+from consilience.report.statistics import difference_section, fairness_section, tuning_section
+from consilience.report.uncertainty import entropy_comparison
 
 MAX_DRAWN = 24
 ARROW = {1: " ↑", -1: " ↓", 0: ""}
@@ -26,15 +39,22 @@ def comparison_page(directory: Path) -> Page:
     rows, entries, clients = (content.get(key) or [] for key in ("rows", "runs", "per_client"))
     methods = list(dict.fromkeys(str(row["method"]) for row in [*rows, *entries, *clients]))
     runs = read_runs(directory, methods, entries)
-    first = next((found for group in runs.values() for found in group), None)
+    everything = [run for group in runs.values() for run in group]
+    # Pooled has put all data into one place: not the federation that the others see.
+    first = max(everything, key=lambda run: run.part("federation").get("clients") or 0, default=None)
     sections = [
         result_section(rows, methods, str(content.get("over") or "seeds")),
+        difference_section(content.get("paired") or [], methods),
         *(figure_section(panels.read(figure), methods) for figure in content.get("figures") or []),
         curve_section(runs),
         client_section(clients, methods),
+        fairness_section(runs, clients, methods),
         calibration_section(runs),
-        label_section(first) if first else Section("Who holds what"),
+        entropy_comparison(runs),
+        tuning_section(content.get("tuning") or []),
         run_section(directory, entries, methods),
+        data_section(first) if first else Section("Data"),
+        config_section(runs),
     ]
     took = f" It took {text.duration(content['seconds'])}." if content.get("seconds") else ""
     lead = f"{content.get('text') or ''}{took}".strip()
@@ -223,7 +243,7 @@ def calibration_section(runs: Runs) -> Section:
         diagrams = [diagram for run in group if (diagram := run.diagram(kind)) and sum(diagram.count)]
         if diagrams:
             pooled = reduce(add, diagrams)
-            caption = f"{KINDS[kind].capitalize()}. {reliability_caption(pooled)}"
+            caption = f"{kinds(group[0])[kind].capitalize()}. {reliability_caption(pooled)}"
             plots.append(Plot(figures.reliability(method, pooled, colour), caption))
     about = "How often predictions made with a given confidence are right; all seeds of a method together."
     return Section("Calibration", about, plots=plots)
@@ -241,3 +261,19 @@ def run_section(directory: Path, entries: Sequence[dict[str, Any]], methods: Seq
             [Cell(str(entry["method"]), swatch=swatch), Cell(str(entry.get("seed", ""))), Cell(place, href=href)]
         )
     return Section("Single runs", tables=[Table(["method", "seed", "directory"], rows, prose=True)] if rows else [])
+
+
+def config_section(runs: Runs) -> Section:
+    """Every method with its settings, what all have in common, and run.json of each method's first run."""
+    firsts = {method: group[0] for method, group in runs.items() if group}
+    calls, shared = [], []
+    for method, run in firsts.items():
+        found = algorithm_facts(run)
+        for label, value in found:  # of a switch, two
+            calls.append((method if len(found) == 1 else f"{method}, {label[:1].lower()}{label[1:]}", value))
+    for run in list(firsts.values())[:1]:
+        count, cohort = run.config.get("rounds"), run.config.get("cohort")
+        shared = [("Rounds", f"{count:,}" if count else ""), ("Clients a round", f"{cohort:,}" if cohort else "")]
+        shared += [(label, value) for label, value in facts(run) if label == "Task"]
+    blocks = [(f"{method}: {name}", block) for method, run in firsts.items() for name, block in config_blocks(run)[:1]]
+    return Section("Configuration", facts=[*calls, *(fact for fact in shared if fact[1])], folded=blocks)

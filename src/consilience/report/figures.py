@@ -1,5 +1,6 @@
 """Figures as inline SVG. Colours are placeholders that become CSS variables, so one figure serves
-light and dark pages; text stays text, so it takes the page's font and can be searched and copied."""
+light and dark pages; text stays text, so it takes the page's font and can be searched and copied.
+Outside of pages the same figures are SVG, PNG or PDF in the colours of a light page (`render`)."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import get_named_colors_mapping
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
@@ -23,12 +26,31 @@ from consilience.metrics import Reliability
 from consilience.report import text
 from consilience.report.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
 
-INK, MUTED, GRID, PAPER = "#010101", "#010102", "#010103", "#010104"
-SERIES = tuple(f"#01020{i}" for i in range(8))
-SHADES = tuple(f"#01030{i}" for i in range(4))
-CSS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
-CSS |= {colour: f"var(--s{i})" for i, colour in enumerate(SERIES)}
-CSS |= {colour: f"var(--k{i})" for i, colour in enumerate(SHADES)}
+LIGHT = {
+    "paper": "#ffffff", "ink": "#17202a", "muted": "#5b6671", "grid": "#e2e6ea", "panel": "#f5f7f9", "link": "#0a5c9e",
+    "s0": "#0072b2", "s1": "#d55e00", "s2": "#009e73", "s3": "#b8578f",
+    "s4": "#e69f00", "s5": "#17202a", "s6": "#46a6de", "s7": "#9a8c00",
+    "k0": "#2b7bba", "k1": "#9cc6e4", "k2": "#7d8a96", "k3": "#c9d0d6",
+}  # fmt: skip
+DARK = {
+    "paper": "#13171b", "ink": "#e9edf0", "muted": "#9ba6b0", "grid": "#2d343b", "panel": "#1b2025", "link": "#74b8ec",
+    "s0": "#4aa3df", "s1": "#f5874b", "s2": "#2fc79a", "s3": "#e29ac4",
+    "s4": "#f3b23c", "s5": "#e9edf0", "s6": "#92d2f8", "s7": "#d9cd4a",
+    "k0": "#2b7bba", "k1": "#8fc1e6", "k2": "#78858f", "k3": "#47525c",
+}  # fmt: skip
+# Matplotlib knows no CSS variables: for pages it draws with colours that nobody else uses, which stand for them.
+PLACEHOLDERS = {name: f"#0102{index:02x}" for index, name in enumerate(LIGHT)}
+CSS = {colour: f"var(--{name})" for name, colour in PLACEHOLDERS.items()}
+
+
+def named(colour: str) -> str:
+    """What matplotlib calls a colour of ours, whichever value it has in the figure at hand."""
+    return f"consilience:{colour}"
+
+
+INK, MUTED, GRID, PAPER = (named(colour) for colour in ("ink", "muted", "grid", "paper"))
+SERIES = tuple(named(f"s{i}") for i in range(8))
+SHADES = tuple(named(f"k{i}") for i in range(4))
 # An image cannot hold a variable: a mid-tone whose opacity varies reads on white and on black.
 HEAT = (0x2B / 255, 0x7B / 255, 0xBA / 255)
 
@@ -82,9 +104,9 @@ def curves(title: str, lines: Sequence[Line], unit: str | None = None, mark: flo
         for line in lines:
             dash = (0, (3, 2)) if line.dashed else "-" if line.colour < len(SERIES) else (0, (1, 1))
             dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(line.x) <= FEW else {}
-            axes.plot(line.x, line.y, color=_series(line.colour), linestyle=dash, **dots)
+            axes.plot(line.x, line.y, color=series(line.colour), linestyle=dash, **dots)
             if line.low is not None and line.high is not None:
-                axes.fill_between(line.x, line.low, line.high, color=_series(line.colour), alpha=0.16, lw=0)
+                axes.fill_between(line.x, line.low, line.high, color=series(line.colour), alpha=0.16, lw=0)
         if mark is not None:
             axes.axvline(mark, color=MUTED, linestyle=(0, (1, 2)), linewidth=1.2)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -101,7 +123,7 @@ def curves(title: str, lines: Sequence[Line], unit: str | None = None, mark: flo
             return
         axes.set_title(title)
 
-    return _draw(title, SMALL, paint)
+    return draw(title, SMALL, paint)
 
 
 def is_peaked(lines: Sequence[Line]) -> bool:
@@ -131,7 +153,7 @@ def stacked_bars(title: str, names: Sequence[str], counts: Sequence[Sequence[int
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.set_title(title)
 
-    return _draw(title, SMALL if is_few(names) else WIDE, paint)
+    return draw(title, SMALL if is_few(names) else WIDE, paint)
 
 
 def heat_map(title: str, names: Sequence[str], classes: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
@@ -158,10 +180,10 @@ def heat_map(title: str, names: Sequence[str], classes: Sequence[str], counts: S
         axes.spines[:].set_visible(False)
         _name_clients(axes, names)
         step = math.ceil(len(classes) / 24)
-        axes.set_yticks(range(0, len(classes), step), [_clip(name) for name in classes[::step]])
+        axes.set_yticks(range(0, len(classes), step), [clip(name) for name in classes[::step]])
 
     width = SMALL[0] if is_few(names) else WIDE[0]
-    return _draw(title, (width, 2.2 + min(0.19 * len(classes), 4.5)), paint)
+    return draw(title, (width, 2.2 + min(0.19 * len(classes), 4.5)), paint)
 
 
 def reliability(title: str, diagram: Reliability, colour: int = 0) -> str:
@@ -173,22 +195,22 @@ def reliability(title: str, diagram: Reliability, colour: int = 0) -> str:
         left = [diagram.edges[bin] for bin in filled]
         width = [diagram.edges[bin + 1] - diagram.edges[bin] for bin in filled]
         accuracy = [diagram.accuracy[bin] for bin in filled]
-        bars: dict[str, Any] = {"align": "edge", "color": _series(colour), "edgecolor": PAPER, "linewidth": 0.6}
+        bars: dict[str, Any] = {"align": "edge", "color": series(colour), "edgecolor": PAPER, "linewidth": 0.6}
         top.bar(left, accuracy, width, alpha=0.4, **bars)
         top.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
         marks = [diagram.confidence[bin] for bin in filled]
-        top.plot(marks, accuracy, color=_series(colour), marker="o", markersize=3.5, linewidth=1.4)
+        top.plot(marks, accuracy, color=series(colour), marker="o", markersize=3.5, linewidth=1.4)
         top.set(ylim=(0, 1.02), xlim=(0, 1), ylabel="accuracy")
         top.tick_params(bottom=False)
         top.text(0.04, 0.9, f"ECE {diagram.ece:.3f}", color=INK, fontsize=10, transform=top.transAxes)
-        top.set_title(_clip(title, 40))
+        top.set_title(clip(title, 40))
         total = sum(diagram.count)
         bottom.bar(left, [diagram.count[bin] / total for bin in filled], width, alpha=0.8, **bars)
         bottom.yaxis.set_major_locator(MaxNLocator(2))
         bottom.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         bottom.set(xlabel="confidence")
 
-    return _draw(title, (3.9, 3.7), paint)
+    return draw(title, (3.9, 3.7), paint)
 
 
 def dots(title: str, names: Sequence[str], groups: Sequence[Sequence[tuple[float, float] | None]]) -> str:
@@ -201,21 +223,21 @@ def dots(title: str, names: Sequence[str], groups: Sequence[Sequence[tuple[float
             shift = (group - (len(groups) - 1) / 2) * 0.72 / max(len(groups), 1)
             found = [(row + shift, *point) for row, point in enumerate(points) if point is not None]
             y, mean, std = zip(*found, strict=True) if found else ((), (), ())
-            style: dict[str, Any] = {"fmt": "o", "markersize": 4, "elinewidth": 1.3, "color": _series(group)}
+            style: dict[str, Any] = {"fmt": "o", "markersize": 4, "elinewidth": 1.3, "color": series(group)}
             axes.errorbar(mean, y, xerr=std, **style)
         axes.hlines(np.arange(len(names) - 1) + 0.5, 0, 1, GRID, transform=axes.get_yaxis_transform(), lw=0.8)
         axes.grid(axis="y", visible=False)
-        axes.set_yticks(range(len(names)), [_clip(name) for name in names])
+        axes.set_yticks(range(len(names)), [clip(name) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_title(title)
 
-    return _draw(title, (SMALL[0], 0.75 + pitch * len(names)), paint)
+    return draw(title, (SMALL[0], 0.75 + pitch * len(names)), paint)
 
 
 def side_by_side(figure: Panels, methods: Sequence[str]) -> str:
     """An experiment's own panels; methods have the colours of the table."""
-    colours = {method: _series(index) for index, method in enumerate(methods)}
+    colours = {method: series(index) for index, method in enumerate(methods)}
     cells = [value for panel in figure.panels if panel.heat for row in panel.heat.values for value in row]
     finite = [value for value in cells if text.is_number(value)]
     scale = (min(finite), max(finite)) if finite else (0.0, 0.0)
@@ -236,7 +258,7 @@ def side_by_side(figure: Panels, methods: Sequence[str]) -> str:
             if panel.heat:
                 _fit(axes, panel.heat)
 
-    return _draw(figure.title, PANELS, paint)
+    return draw(figure.title, PANELS, paint)
 
 
 def _lines(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
@@ -272,7 +294,7 @@ def _heat(axes: Axes, heat: Heat, scale: tuple[float, float]) -> None:
     axes.vlines(np.arange(columns - 1) + 0.5, -0.5, rows - 0.5, PAPER, linewidth=1)
     axes.hlines(np.arange(rows - 1) + 0.5, -0.5, columns - 0.5, PAPER, linewidth=1)
     axes.set_xticks([])
-    axes.set_yticks(range(rows), [_clip(name) for name in heat.y])
+    axes.set_yticks(range(rows), [clip(name) for name in heat.y])
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     axes.tick_params(bottom=False)
     axes.grid(visible=False)
@@ -286,7 +308,7 @@ def _fit(axes: Axes, heat: Heat) -> None:
     longest = max((len(label.get_text()) for label in axes.texts), default=0)
     for label in axes.texts:  # a digit is about 0.6 of its size wide
         label.set_fontsize(min(9.5, 0.7 * height, width / (0.6 * (longest + 1))))
-    names = [_clip(name) for name in heat.x]
+    names = [clip(name) for name in heat.x]
     slant: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     crowded = 6 * max(map(len, names)) > width
     axes.set_xticks(range(len(names)), names, **(slant if crowded else {}))
@@ -359,7 +381,7 @@ def _power_of_ten(value: float) -> str:
 def _name_clients(axes: Axes, names: Sequence[str]) -> None:
     """Every name while they fit, then every fifth or so."""
     step = max(1, math.ceil(len(names) / 30))
-    labels = [_clip(name) for name in names[::step]]
+    labels = [clip(name) for name in names[::step]]
     slant: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     crowded = sum(len(label) + 2 for label in labels) > (45 if is_few(names) else 150)
     axes.set_xticks(range(0, len(names), step), labels, **(slant if crowded else {}))
@@ -367,32 +389,82 @@ def _name_clients(axes: Axes, names: Sequence[str]) -> None:
     axes.set_xlabel("client")
 
 
-def _clip(name: str, limit: int = 22) -> str:
+def clip(name: str, limit: int = 22) -> str:
+    """A name that fits beside an axis."""
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
-def _series(index: int) -> str:
+def series(index: int) -> str:
+    """A method's colour; they come round again."""
     return SERIES[index % len(SERIES)]
 
 
-def _draw(title: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> str:
-    """Paint a figure and return it as an SVG element that fits into a page among others.
+Paint = Callable[[Figure], None]
 
-    Ids are hashed with the kind and title: unlike within a page, alike from one writing to the next.
-    """
-    with mpl.rc_context({**STYLE, "svg.hashsalt": f"{paint.__qualname__} {title}"}), warnings.catch_warnings():
+
+class Drawing(str):
+    """A figure as the SVG element of a page, and what it takes to draw it elsewhere."""
+
+    heading: str
+    size: tuple[float, float]
+    paint: Paint
+
+    def __new__(cls, svg: str, heading: str, size: tuple[float, float], paint: Paint) -> Drawing:
+        """`svg` is what a page shows."""
+        drawing = super().__new__(cls, svg)
+        drawing.heading, drawing.size, drawing.paint = heading, size, paint
+        return drawing
+
+
+def draw(title: str, size: tuple[float, float], paint: Paint) -> str:
+    """Paint a figure and return it as an SVG element that fits into a page among others: a `Drawing`."""
+    svg = _element(_save(title, size, paint, "svg", PLACEHOLDERS), title)
+    return Drawing(re.sub(r' width="[\d.]+pt" height="[\d.]+pt"', "", svg, count=1), title, size, paint)
+
+
+def render(title: str, size: tuple[float, float], paint: Paint, kind: str) -> bytes:
+    """Paint a figure in the colours of a light page, as an "svg", "png" or "pdf" file that needs no page around it."""
+    found = _save(title, size, paint, kind, LIGHT)
+    if kind != "svg":
+        return found
+    style = "font-family: system-ui, 'Segoe UI', Arial, sans-serif; stroke-linejoin: round; max-width: 100%"
+    return _element(found, title).replace("<svg", f'<svg style="{style}"', 1).encode()
+
+
+def _save(title: str, size: tuple[float, float], paint: Paint, kind: str, colours: Mapping[str, str]) -> bytes:
+    """Ids are hashed with the kind and title: unlike within a page, alike from one writing to the next."""
+    style = {**STYLE, "svg.hashsalt": f"{paint.__qualname__} {title}", "pdf.fonttype": 42}
+    with _palette(colours), mpl.rc_context(style), warnings.catch_warnings():
         # A script that the layout font lacks is still drawn by the browser, which has more fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained", facecolor=PAPER)
         paint(figure)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
+        out = io.BytesIO()
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+        figure.savefig(out, format=kind, transparent=colours is PLACEHOLDERS, dpi=200, metadata=undated)
+    return out.getvalue()
+
+
+@contextmanager
+def _palette(colours: Mapping[str, str]) -> Iterator[None]:
+    """Our named colours have these values while a figure is painted and saved."""
+    known = get_named_colors_mapping()
+    try:
+        for name, value in colours.items():  # not update(), which would leave old values in matplotlib's cache
+            known[named(name)] = value
+        yield
+    finally:
+        for name in colours:
+            known.pop(named(name), None)
+
+
+def _element(file: bytes, title: str) -> str:
+    """A saved SVG without what only a file of its own needs, with its title for those who cannot see it."""
+    svg = file.decode()
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     # Tags only: a client may be called "font-family", and its name is to stay as it is.
     svg = re.sub(r"<[^<>]*>", lambda tag: _tidy(tag[0]), svg)
-    size_in_points = re.compile(r' width="[\d.]+pt" height="[\d.]+pt"')
-    return size_in_points.sub(f' role="img" aria-label="{html.escape(title)}"', svg, count=1).strip()
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1).strip()
 
 
 def _tidy(tag: str) -> str:

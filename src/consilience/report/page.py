@@ -9,6 +9,8 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from consilience.report.figures import DARK, LIGHT
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -71,6 +73,14 @@ class Key:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A way to another page, relative to this one."""
+
+    label: str
+    href: str
+
+
+@dataclass(frozen=True)
 class Section:
     """A heading with some blocks, in the order of the fields. A section without blocks is not shown."""
 
@@ -100,10 +110,11 @@ class Page:
     sections: Sequence[Section]
     footer: str
     command: str = ""
+    up: Link | None = None
 
 
 def render(page: Page) -> str:
     """The page as HTML; whatever comes from data is escaped."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     template = files(__package__).joinpath("template.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(template).render(page=page)
+    return environment.from_string(template).render(page=page, light=LIGHT, dark=DARK)

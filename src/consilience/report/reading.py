@@ -20,6 +20,7 @@ class RunFiles:
     config: dict[str, Any]
     rounds: list[dict[str, Any]]
     evaluation: dict[str, Any]
+    toml: str = ""
 
     @classmethod
     def read(cls, directory: Path) -> RunFiles:
@@ -27,7 +28,14 @@ class RunFiles:
         rounds = {line["round"]: line for line in read_lines(directory / "metrics.jsonl")}
         path = directory / "evaluation.json"
         evaluation = read_json(path) if path.is_file() else {}
-        return cls(read_json(directory / "run.json"), [rounds[key] for key in sorted(rounds)], evaluation)
+        own = directory / "config.toml"
+        toml = own.read_text(encoding="utf-8", errors="replace") if own.is_file() else ""
+        return cls(read_json(directory / "run.json"), [rounds[key] for key in sorted(rounds)], evaluation, toml)
+
+    @property
+    def outside(self) -> str:
+        """The data set of another kind that the model was asked about, if there was one."""
+        return str(self.evaluation.get("outside") or "")
 
     def part(self, name: str) -> dict[str, Any]:
         """A table of the configuration, empty if it is not there."""
@@ -49,9 +57,10 @@ class RunFiles:
         return found if found.get("name") == "Switch" and found["at"] < self.config["rounds"] else {}
 
     def curve(self, metric: str, kind: str = "point") -> tuple[list[int], list[float]]:
-        """A metric by round: the training loss, or an evaluation of the point model or posterior average."""
-        key = "eval" if kind == "point" else kind
-        source = [(line["round"], line if metric == "loss" else line.get(key) or {}) for line in self.rounds]
+        """A metric by round: of the round itself (the training loss), or an evaluation of the point model or posterior
+        average."""
+        key, own = "eval" if kind == "point" else kind, metric == "loss" or kind == "line"
+        source = [(line["round"], line if own else line.get(key) or {}) for line in self.rounds]
         pairs = [(at, values[metric]) for at, values in source if text.is_number(values.get(metric))]
         return [at for at, _ in pairs], [value for _, value in pairs]
 

@@ -12,13 +12,16 @@ from typing import Any
 
 from consilience.metrics import Reliability, direction
 from consilience.report import figures, text
-from consilience.report.page import Cell, Key, Page, Plot, Section, Table, Tile
-from consilience.report.reading import RunFiles
+from consilience.report.page import Cell, Key, Link, Page, Plot, Section, Table, Tile
+from consilience.report.reading import RunFiles, read_json
+from consilience.report.uncertainty import entropy_section, posterior_section
 
 MAX_DRAWN = 60
 MAX_LISTED = 1000
 KINDS = {"point": "point model", "marginal": "posterior average"}
+ENSEMBLE = {"point": "ensemble"}
 BETTER = {1: "more is better", -1: "less is better", 0: ""}
+USUAL = {"round", "seconds", "clients", "loss", "bytes_down", "bytes_up"}  # numbers of a round that have their place
 
 
 def run_page(directory: Path) -> Page:
@@ -26,18 +29,34 @@ def run_page(directory: Path) -> Page:
     run = RunFiles.read(directory)
     data = run.part("federation").get("data", "data")
     sections = [
-        Section("What was run", facts=facts(run)),
-        label_section(run),
         curve_section(run),
         calibration_section(run),
+        entropy_section(run, kinds(run)),
         client_section(run),
+        posterior_section(run),
+        server_section(run),
         communication_section(run),
-        Section("Configuration", folded=config_blocks(run)),
+        data_section(run),
+        Section("Configuration", facts=facts(run), folded=config_blocks(run)),
     ]
     scores, title = tiles(run), f"{run.method} on {data}"
     averaged = any(tile.note for tile in scores)
     caption = "On the test data: large, averaged over the posterior; small, the point model." if averaged else ""
-    return Page("Federated run", title, lead(run), scores, caption, sections, footer(run))
+    return Page("Federated run", title, lead(run), scores, caption, sections, footer(run), up=way_up(directory))
+
+
+def way_up(directory: Path) -> Link | None:
+    """The comparison that a run is part of: method/seed, or kind/method/seed for warm starts."""
+    for up in ("../..", "../../.."):
+        if (directory.resolve() / up / "comparison.json").is_file():
+            title = read_json(directory.resolve() / up / "comparison.json").get("title")
+            return Link(str(title or "Comparison"), f"{up}/report.html")
+    return None
+
+
+def kinds(run: RunFiles) -> dict[str, str]:
+    """What predicts: the mean weights and the posterior average, or an ensemble."""
+    return ENSEMBLE if run.evaluation.get("belief") == "Mixture" else KINDS
 
 
 def lead(run: RunFiles) -> str:
@@ -74,19 +93,15 @@ def tiles(run: RunFiles) -> list[Tile]:
 
 def facts(run: RunFiles) -> list[tuple[str, str]]:
     """What was run, as label and value."""
-    fed, task, sizes = run.part("federation"), run.part("task"), run.part("federation").get("sizes") or []
+    task = run.part("task")
     seconds = sum(line.get("seconds") or 0 for line in run.rounds)
     down, up = (sum(line.get(key) or 0 for line in run.rounds) for key in ("bytes_down", "bytes_up"))
-    between = f"{min(sizes):,} to {max(sizes):,} examples, median {statistics.median(sizes):,.0f}" if sizes else ""
     rows = [
         *algorithm_facts(run),
         (
             "Task",
             f"{task.get('kind', '')}, {text.plural(task.get('parameters') or 0, 'parameter')}" if task else "",
         ),
-        ("Data", ". ".join(str(fed[key]) for key in ("data", "note") if fed.get(key))),
-        ("Split", str(fed.get("how") or "")),
-        ("Clients", "; ".join(filter(None, [f"{fed['clients']:,}" if fed.get("clients") else "", between]))),
         ("Engine", str(run.config.get("engine") or "")),
         (
             "Time",
@@ -108,12 +123,27 @@ def algorithm_facts(run: RunFiles) -> list[tuple[str, str]]:
     return [("Algorithm", text.call(run.part("algorithm")) if run.part("algorithm") else "")]
 
 
-def label_section(run: RunFiles) -> Section:
-    """Who holds what: classes by client, or only sizes where there are no classes."""
+def data_facts(run: RunFiles) -> list[tuple[str, str]]:
+    """Which data, and how it is shared out."""
     fed = run.part("federation")
+    sizes = fed.get("sizes") or []
+    between = f"{min(sizes):,} to {max(sizes):,} examples, median {statistics.median(sizes):,.0f}" if sizes else ""
+    rows = [
+        ("Data", ". ".join(str(fed[key]) for key in ("data", "note") if fed.get(key))),
+        ("Split", str(fed.get("how") or "")),
+        ("Clients", "; ".join(filter(None, [f"{fed['clients']:,}" if fed.get("clients") else "", between]))),
+        ("Examples", f"{fed['examples']:,} for training" if fed.get("examples") else ""),
+        ("Of another kind", run.outside),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def data_section(run: RunFiles) -> Section:
+    """The federation: which data, and who holds what: classes by client, or only sizes where there are no classes."""
+    fed, about = run.part("federation"), data_facts(run)
     counts = fed.get("label_counts") or [[size] for size in fed.get("sizes") or []]
     if not counts:
-        return Section("Who holds what")
+        return Section("Data", facts=about)
     names = labels(fed.get("names"), len(counts))[:MAX_DRAWN]
     classes = labels(fed.get("classes"), len(counts[0]))
     cut = f" The first {MAX_DRAWN} of {len(counts):,} clients are drawn." if len(counts) > MAX_DRAWN else ""
@@ -125,12 +155,12 @@ def label_section(run: RunFiles) -> Section:
             "A column is a client. The fuller the colour, the larger the share of the class among its examples "
             f"(full colour: {largest:.0%}); grey bars are numbers of examples.{cut}"
         )
-        return Section("Who holds what", plots=[Plot(svg, caption, wide)])
+        return Section("Data", facts=about, plots=[Plot(svg, caption, wide)])
     svg = figures.stacked_bars("Examples of each client", names, drawn)
     by_class = bool(fed.get("label_counts"))
     legend = [Key(name, f"k{shade}") for shade, name in enumerate(classes)] if by_class else []
     caption = f"A bar is a client, its height the number of its examples{', by class' if by_class else ''}.{cut}"
-    return Section("Who holds what", legend=legend, plots=[Plot(svg, caption, wide)])
+    return Section("Data", facts=about, legend=legend, plots=[Plot(svg, caption, wide)])
 
 
 def labels(names: Sequence[Any] | None, count: int) -> list[str]:
@@ -167,7 +197,7 @@ def curve_caption(metric: str) -> str:
 def calibration_section(run: RunFiles) -> Section:
     """Reliability diagrams of the final model."""
     plots = []
-    for colour, (kind, name) in enumerate(KINDS.items()):
+    for colour, (kind, name) in enumerate(kinds(run).items()):
         diagram = run.diagram(kind)
         if diagram and sum(diagram.count):
             svg = figures.reliability(name.capitalize(), diagram, colour)
@@ -205,6 +235,18 @@ def client_section(run: RunFiles) -> Section:
     count = text.plural(len(clients), "client")
     caption = f"The final model on the data of each of {count}.{cut} Click a heading to sort."
     return Section("Clients", tables=[Table(["client", "examples", *map(text.short, metrics)], rows, caption)])
+
+
+def server_section(run: RunFiles) -> Section:
+    """Numbers that the method itself reports of every round: a curve, or a fact where they do not change."""
+    plots, fixed = [], []
+    for name in dict.fromkeys(name for line in run.rounds for name in line if name not in USUAL):
+        x, y = run.curve(name, "line")
+        if x and len(set(y)) == 1:
+            fixed.append((text.long(name), text.number(y[0])))
+        elif x:
+            plots.append(Plot(figures.curves(text.long(name), [figures.Line(x, y)]), "After every round."))
+    return Section("Server", facts=fixed, plots=plots)
 
 
 def communication_section(run: RunFiles) -> Section:
@@ -258,7 +300,8 @@ def config_blocks(run: RunFiles) -> list[tuple[str, str | Table]]:
     }.items():
         if name in short:
             short[name] = {key: value for key, value in run.part(name).items() if key not in long_keys}
-    blocks: list[tuple[str, str | Table]] = [("run.json", json.dumps(short, indent=2, ensure_ascii=False))]
+    blocks: list[tuple[str, str | Table]] = [("config.toml", run.toml)] if run.toml else []
+    blocks.append(("run.json", json.dumps(short, indent=2, ensure_ascii=False)))
     if run.part("task").get("module"):
         blocks.append(("Module", str(run.part("task")["module"])))
     return blocks

@@ -104,6 +104,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def listing(parts: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
 def call(config: Any) -> str:
     """Nested hyperparameters as the call that made them: FedEP(infer=Identity(scale=0.05), damping=None)."""
     if isinstance(config, dict):

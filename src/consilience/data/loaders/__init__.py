@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from consilience.data.dataset import Data
 from consilience.data.loaders.emnist import emnist62
 from consilience.data.loaders.files import data_root
 from consilience.data.loaders.idx import fashion_mnist, mnist, mnist_writers
 from consilience.data.loaders.parquet import cifar10, cifar100, image_parquet
+from consilience.data.loaders.silos import csv_silos
 from consilience.data.loaders.stack_overflow import stackoverflow
 from consilience.data.loaders.tables import HEART_FEATURES, digits, heart_disease, heart_disease_split
 from consilience.errors import ConfigError, nearest
 
-__all__ = ["DATASETS", "HEART_FEATURES", "heart_disease", "image_parquet", "load", "stackoverflow"]
+__all__ = [
+    "DATASETS",
+    "HEART_FEATURES",
+    "csv_silos",
+    "heart_disease",
+    "image_parquet",
+    "load",
+    "options_of",
+    "stackoverflow",
+]
 
-DATASETS: dict[str, Callable[[Path], Data]] = {
+DATASETS: dict[str, Callable[..., Data]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "csv-silos": csv_silos,
     "digits": digits,
     "emnist-62": emnist62,
     "fashion-mnist": fashion_mnist,
@@ -29,12 +42,20 @@ DATASETS: dict[str, Callable[[Path], Data]] = {
 }
 
 
-def load(name: str, root: str | Path | None = None) -> Data:
-    """A data set of `DATASETS`, from its folder below `root`.
+def options_of(name: str) -> list[str]:
+    """What a data set of `DATASETS` can be asked for, beside its folder."""
+    return list(inspect.signature(DATASETS[name]).parameters)[1:]
+
+
+def load(name: str, root: str | Path | None = None, **options: Any) -> Data:
+    """A data set of `DATASETS`, from its folder below `root`; `options` are its loader's own.
 
     `root` defaults to the environment variable CONSILIENCE_DATA, then to ./data. "digits" and "heart-disease"
-    come with the installation and need no folder.
+    come with the installation and need no folder; for "csv-silos" `root` is the folder of CSV files itself.
     """
     if name not in DATASETS:
         raise ConfigError(f"there is no data set {name!r}; {nearest(name, DATASETS)}")
-    return DATASETS[name](data_root(root))
+    for key in options:
+        if key not in options_of(name):
+            raise ConfigError(f"{name} has no option {key!r}; {nearest(key, ['root', *options_of(name)])}")
+    return DATASETS[name](data_root(root), **options)

@@ -1,0 +1,191 @@
+"""Tables of one's own: a folder with one CSV file a silo."""
+
+from __future__ import annotations
+
+import csv
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from consilience.data.dataset import Data, Dataset
+from consilience.errors import DataError, nearest
+
+_SCALING = "scaling.toml"
+_GROUP = "silo"
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One file: its feature columns as numbers, its target column as it is written."""
+
+    path: Path
+    features: tuple[str, ...]
+    x: Tensor
+    targets: tuple[str, ...]
+
+
+def csv_silos(folder: Path, target: str = "target") -> Data:
+    """Your own tables: one CSV file a silo, all with the same columns (group "silo", named by the files).
+
+    Every column but `target` is a feature and must be numeric, with no empty cells: codes and gaps are the owner's to
+    resolve, and are refused. Targets are class names, unless all are numbers and one has a decimal point; then they are
+    real. `<folder>/test/` may hold test rows, in files of the same names; without it the test set is empty, and
+    `run.holdout` or `Federation.split` holds out a share of every silo.
+
+    Features are standardised by the constants of `<folder>/scaling.toml`, if there is one, a line a feature:
+    `age = { centre = 54, spread = 9 }`. Silos that may not pool their rows can agree on these in advance. Without it
+    every silo uses the mean and deviation of its own training rows (before any is held out, labels unseen): nothing
+    has to travel, but differences in level between silos are lost, and who uses the model elsewhere must standardise
+    by figures of that place.
+    """
+    folder = Path(folder).expanduser().resolve()
+    silos = {path.stem: _read(path, target) for path in sorted(folder.glob("*.csv"))}
+    if not silos:
+        raise DataError(
+            f"there is no CSV file in {folder}: csv-silos reads one file a silo from the folder that data.root names"
+        )
+    features = next(iter(silos.values())).features
+    tests = {path.stem: _read(path, target) for path in sorted((folder / "test").glob("*.csv"))}
+    for name, table in tests.items():
+        if name not in silos:
+            raise DataError(f"{table.path} is the test file of no silo; {nearest(name, silos)}")
+    silos, tests = ({name: _in_order(table, features) for name, table in part.items()} for part in (silos, tests))
+    agreed = _agreed(folder / _SCALING, features)
+    scales = {name: agreed or _own(table.x) for name, table in silos.items()}
+    kind = _Targets.of([text for part in (silos, tests) for table in part.values() for text in table.targets])
+    how = f"standardised by {_SCALING}" if agreed else "every silo standardised by its own mean and deviation"
+    names = tuple(silos)
+    train = _joined(silos, names, scales, kind, folder.name, f"{', '.join(features)}; {how}")
+    if tests:
+        return Data(train, _joined(tests, names, scales, kind, f"{folder.name}/test", train.note))
+    empty = train.subset(torch.arange(0))
+    return Data(train, replace(empty, name=f"{folder.name}/test (no such folder: set run.holdout to split the silos)"))
+
+
+def _read(path: Path, target: str) -> _Table:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            head, *rows = csv.reader(file)
+    except ValueError as error:  # no first line, or not UTF-8
+        raise DataError(f"{path} is empty or no text in UTF-8") from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    head = [name.strip() for name in head]
+    if target not in head:
+        raise DataError(f"{path} has no column {target!r}; {nearest(target, head)}")
+    if len(set(head)) < len(head) or len(head) < 2:
+        raise DataError(f"{path}: a target and at least one feature are needed, each with its own name, got {head}")
+    values, targets = [], []
+    for number, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        if len(row) != len(head):
+            raise DataError(f"{path}, line {number}: {len(row)} cells, but the first line names {len(head)} columns")
+        cells = dict(zip(head, (cell.strip() for cell in row), strict=True))
+        targets.append(cells.pop(target))
+        if not targets[-1]:
+            raise DataError(f"{path}, line {number}: the target is empty")
+        values.append([_number(path, number, name, cell) for name, cell in cells.items()])
+    if not values:
+        raise DataError(f"{path} has no rows")
+    features = tuple(name for name in head if name != target)
+    return _Table(path, features, torch.tensor(values, dtype=torch.float64), tuple(targets))
+
+
+def _number(path: Path, line: int, column: str, cell: str) -> float:
+    where = f"{path}, line {line}: column {column!r}"
+    if not cell:
+        raise DataError(f"{where} is empty: fill it in (and say so in a column of 0 and 1), or leave the row out")
+    try:
+        value = float(cell)
+    except ValueError:
+        raise DataError(
+            f"{where} holds {cell!r}, which is not a number: write categories as columns of 0 and 1, the same in all "
+            "silos"
+        ) from None
+    if not math.isfinite(value):
+        raise DataError(f"{where} holds {cell!r}, which is not finite")
+    return value
+
+
+def _in_order(table: _Table, features: tuple[str, ...]) -> _Table:
+    """The same table with its columns in the order of the first file's."""
+    if set(table.features) != set(features):
+        odd = sorted(set(features) ^ set(table.features))
+        raise DataError(f"{table.path} has other columns than the first silo; they differ in {', '.join(odd)}")
+    return replace(table, features=features, x=table.x[:, [table.features.index(name) for name in features]])
+
+
+def _agreed(path: Path, features: Sequence[str]) -> tuple[Tensor, Tensor] | None:
+    """(centre, spread) [features] from a file, if it is there."""
+    if not path.exists():
+        return None
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        if odd := sorted(set(table) ^ set(features)):
+            raise DataError(f"{path} must have a line for each feature and no others; they differ in {', '.join(odd)}")
+        centre, spread = (torch.tensor([float(table[name][key]) for name in features]) for key in ("centre", "spread"))
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        example = f"{features[0]} = {{ centre = 0, spread = 1 }}"
+        raise DataError(f"{path} must have lines such as `{example}` ({error})") from error
+    if not bool((spread > 0).all()):
+        raise DataError(f"{path}: every spread must be positive")
+    return centre.double(), spread.double()
+
+
+def _own(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A silo's own mean and deviation; a column that never varies becomes 0."""
+    spread = x.std(0, correction=0)
+    return x.mean(0), torch.where(spread > 0, spread, 1)
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """How targets are to be read: as classes, or as real numbers if there are none."""
+
+    classes: tuple[str, ...]
+    whole: bool
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> _Targets:
+        """Real if all are numbers and one has a decimal point; whole numbers are classes, in their order."""
+        if all(text.lstrip("+-").isdecimal() for text in texts):
+            return cls(tuple(str(number) for number in sorted({int(text) for text in texts})), whole=True)
+        try:
+            _ = [float(text) for text in texts]
+        except ValueError:
+            return cls(tuple(sorted(set(texts))), whole=False)
+        return cls((), whole=False)
+
+    def read(self, texts: Sequence[str]) -> Tensor:
+        """[N] numbers of classes, or [N, 1] real."""
+        if not self.classes:
+            return torch.tensor([[float(text)] for text in texts])
+        code = {name: number for number, name in enumerate(self.classes)}
+        return torch.tensor([code[str(int(text)) if self.whole else text] for text in texts], dtype=torch.int64)
+
+
+def _joined(
+    tables: Mapping[str, _Table],
+    names: tuple[str, ...],
+    scales: Mapping[str, tuple[Tensor, Tensor]],
+    kind: _Targets,
+    name: str,
+    note: str,
+) -> Dataset:
+    x = torch.cat([(table.x - scales[silo][0]) / scales[silo][1] for silo, table in tables.items()])
+    silo = [names.index(silo) for silo, table in tables.items() for _ in table.targets]
+    return Dataset(
+        x.float(),
+        torch.cat([kind.read(table.targets) for table in tables.values()]),
+        kind.classes,
+        groups={_GROUP: torch.tensor(silo)},
+        group_names={_GROUP: names},
+        name=name,
+        note=note,
+    )
