@@ -24,7 +24,7 @@ def setting(seed: int) -> cs.Setting:
         return cs.Setting(cs.Classification(mlp((1, 8, 8), 10, hidden=[32])), federation, data.test)
 
 
-def alone(run: cs.Run, at: Setting) -> dict[str, float]:
+def alone(run: cs.Run, at: cs.Setting) -> dict[str, float]:
     """How good the clients' own networks are on all digits, on average: the networks of an ensemble."""
     if not isinstance(run.posterior, cs.Mixture):
         return {}

@@ -1,18 +1,23 @@
-"""Every Python block of the documentation runs, every config in it too, and every link of the site leads somewhere."""
+"""Every Python block of the documentation runs, every config too; every command is understood, every link leads on."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 import yaml
 
 import consilience as cs
+from consilience import cli
 from consilience.config import read_config
+from consilience.recipes import RECIPES
 from scenarios import blobs
 
 ROOT = Path(__file__).parent.parent
@@ -131,3 +136,35 @@ def test_the_pictures_of_the_concepts_are_those_of_the_script(tmp_path):
     made, kept = ({file.name for file in folder.glob("*.svg")} for folder in (tmp_path, DOCS / "images"))
     shown = set(re.findall(r"images/(concept-[\w-]+\.svg)", (DOCS / "concepts.md").read_text()))
     assert made == shown == {name for name in kept if name.startswith("concept-")}
+
+
+COMMANDS = sorted(
+    {
+        (page, line.removeprefix("$ ").split("  #")[0].strip())
+        for page in PAGES
+        for language, _, text in FENCE.findall(page.read_text())
+        if language == "console"
+        for line in text.splitlines()
+        if line.startswith("$ ")
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda value: value if isinstance(value, str) else value.name)
+def test_a_command_of_a_page_is_understood(page, line, desk, monkeypatch):
+    """Options, files and names: what a command then does is tested elsewhere, or takes hours."""
+    first, *words = shlex.split(line)
+    if first in ("pip", "make", "python"):
+        makefile = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert first == "pip" or words[0] in makefile or (ROOT / words[0]).is_file()
+        return
+    assert first == "consilience"
+    command = typer.main.get_command(cli.app).commands[words[0]]
+    given = command.make_context(words[0], words[1:]).params
+    if "config" in given:
+        write(page, desk)
+        monkeypatch.chdir(desk if (desk / given["config"]).exists() else ROOT)
+        listed = [f"compare.algorithms={json.dumps(given['algorithms'].split(','))}"] if given.get("algorithms") else []
+        assert read_config(Path(given["config"]), [*(given["set_"] or []), *listed]).methods()
+    if words[0] == "reproduce":
+        assert given["name"] in RECIPES

@@ -154,7 +154,9 @@ def test_a_config_splits_every_silo_and_says_so_where_it_must(folder: Path, tmp_
     without = read_config(config).setting()
     with pytest.raises(DataError, match=r"set run\.holdout to split the silos\) has no examples"):
         cs.fit(cs.FedAvg(), without.task, without.federation, test=without.test, rounds=1, progress=False)
-    with pytest.raises(ConfigError, match="allowed: name, root"):
+    with pytest.raises(ConfigError, match=r"data\.goal: unknown key; allowed: name, root, target"):
+        read_config(config, ["data.goal=ill"]).setting()
+    with pytest.raises(DataError, match="has no column 'ill'"):
         read_config(config, ["data.target=ill"]).setting()
 
 
