@@ -38,9 +38,10 @@ from consilience import models, tracking
 from consilience.checkpoint import StoredRun, load_posterior, load_run
 from consilience.comparison import Comparison, Setting, compare
 from consilience.distillation import distil
-from consilience.experiment import Callback, Run, fit
+from consilience.experiment import fit
 from consilience.ranges import Choice, Range
 from consilience.report import write_report
+from consilience.runs import Callback, Run
 
 __all__ = [
     "ADF",

@@ -87,8 +87,9 @@ def run(
     import tomli_w
 
     from consilience.config import read_config
-    from consilience.experiment import Callback, fit
+    from consilience.experiment import fit
     from consilience.files import write_atomically
+    from consilience.runs import Callback
     from consilience.tracking import TensorBoard
 
     loaded = read_config(config, set_)
@@ -288,7 +289,7 @@ def _report(directory: Path, runs: list[str] | None = None) -> None:
 @contextlib.contextmanager
 def _resumable(command: list[str]) -> Iterator[None]:
     """Ctrl-C ends with the command that goes on."""
-    from consilience.experiment import Interrupted
+    from consilience.loop import Interrupted
 
     try:
         yield

@@ -25,13 +25,14 @@ from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.display import clip
 from consilience.errors import CheckpointError, ConfigError
-from consilience.experiment import Run, fit
+from consilience.experiment import fit
 from consilience.files import write_atomically
 from consilience.metrics import MARGINAL, direction, rounds_to, spread
 from consilience.progress import Runs
 from consilience.report.panels import Panels
 from consilience.report.reading import RunFiles
 from consilience.report.text import plural
+from consilience.runs import Run
 from consilience.task import Task
 from consilience.tracking import flat, frame
 

@@ -14,8 +14,9 @@ from consilience.algorithms.references import Pooled
 from consilience.data.dataset import Dataset
 from consilience.errors import DataError, TaskError
 from consilience.evaluation import predict
-from consilience.experiment import Run, fit
+from consilience.experiment import fit
 from consilience.inference import Chain
+from consilience.runs import Run
 from consilience.task import Classification
 
 

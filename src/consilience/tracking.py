@@ -16,7 +16,7 @@ from consilience.metrics import MARGINAL
 if TYPE_CHECKING:
     import pandas
 
-    from consilience.experiment import Run
+    from consilience.runs import Run
 
 __all__ = ["CSV", "Sheet", "TensorBoard", "flat", "frame"]
 

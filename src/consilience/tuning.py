@@ -23,10 +23,11 @@ from consilience.checkpoint import RunDirectory, describe
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.errors import ClientError, ConfigError, ConsilienceError, DataError, nearest
-from consilience.experiment import Run, fit
+from consilience.experiment import fit
 from consilience.files import write_atomically
 from consilience.metrics import direction
 from consilience.ranges import Choice, Range
+from consilience.runs import Run
 
 if TYPE_CHECKING:
     from consilience.comparison import Setting

@@ -14,12 +14,12 @@ from consilience.algorithms.switch import Method
 from consilience.comparison import Comparison, Setting, compare
 from consilience.data import Compose, Crop, Dataset, Flip, load, partition
 from consilience.engines.simulator import Simulator
-from consilience.experiment import Run
 from consilience.inference import MCMC, NGVI, SGD, Identity, Laplace, Tilted
 from consilience.metrics import best, rounds_to
 from consilience.models import cnn, mlp, resnet18
 from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.recipes.base import Options, Recipe
+from consilience.runs import Run
 from consilience.task import Classification
 
 TEXT = (

@@ -15,12 +15,13 @@ from consilience.algorithms.base import Algorithm
 from consilience.comparison import Comparison, Row
 from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
-from consilience.experiment import Run, fit
+from consilience.experiment import fit
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Laplace, Newton
 from consilience.metrics import spread
 from consilience.recipes.base import Options, Recipe
 from consilience.report.panels import Curve, Panel, Panels
+from consilience.runs import Run
 from consilience.task import MultiLabel
 
 TEXT = (

@@ -10,10 +10,10 @@ from consilience.comparison import Comparison, Setting, compare
 from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
 from consilience.evaluation import evaluate
-from consilience.experiment import Run
 from consilience.inference import SGD, Newton
 from consilience.models import logistic
 from consilience.recipes.base import Options, Recipe
+from consilience.runs import Run
 from consilience.task import Classification
 
 TEXT = (
@@ -57,7 +57,7 @@ def elsewhere(run: Run, at: Setting) -> dict[str, float]:
     for here in range(len(test)):
         belief = run.personal(here) if len(run.federation) == len(test) else run.posterior
         others = torch.cat([test.indices(there) for there in range(len(test)) if there != here])
-        scores.append(evaluate(run.task, belief, test.data.subset(others)).point["accuracy"])
+        scores.append(evaluate(run.network, belief, test.data.subset(others)).point["accuracy"])
     return {"accuracy elsewhere": sum(scores) / len(scores)}
 
 

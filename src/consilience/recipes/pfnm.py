@@ -23,7 +23,7 @@ from consilience.comparison import Comparison, Row
 from consilience.data import Data, Dataset, Federation, load, partition
 from consilience.distillation import distil
 from consilience.evaluation import evaluate
-from consilience.experiment import Run, fit
+from consilience.experiment import fit
 from consilience.files import write_atomically
 from consilience.inference import AMSGrad
 from consilience.matching import BetaBernoulli, Clusterer, DPMeans
@@ -34,6 +34,7 @@ from consilience.recipes.base import Options, Recipe
 from consilience.recipes.fedep import seeded
 from consilience.records import Point
 from consilience.report.panels import Curve, Panel, Panels
+from consilience.runs import Run
 from consilience.task import Classification, Task
 
 Scores = dict[str, dict[str, float]]  # by method and metric

@@ -1,0 +1,283 @@
+"""The round loop. Everything that outlives a round is decided here, and nothing of any method is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience import guards, keys
+from consilience.algorithms.base import Algorithm
+from consilience.checkpoint import RunDirectory, Saved
+from consilience.cohort import Info
+from consilience.data.dataset import Dataset
+from consilience.data.federation import Federation
+from consilience.engines.plan import Plan
+from consilience.engines.simulator import Session, Simulator
+from consilience.engines.states import Fresh, InMemory, OnDisk, States
+from consilience.engines.work import Share, chunks
+from consilience.errors import CheckpointError, ConfigError, ConsilienceError
+from consilience.evaluation import Evaluation, marginals
+from consilience.files import write_atomically
+from consilience.gaussian import Gaussian
+from consilience.progress import Bar
+from consilience.records import Tree, nbytes, to
+from consilience.runs import Callback, Run
+from consilience.task import Task
+
+log = logging.getLogger("consilience")
+AUDITED = 64  # clients whose states an audit looks at together
+DEVICE_SHARE = 0.4  # of a GPU's free memory that clients' states may take
+
+
+class Interrupted(ConsilienceError):  # noqa: N818 (it is no error)
+    """Ctrl-C: the run was saved and can go on."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A phase as this federation sees it: rounds up to `last`."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    last: int
+
+
+@contextmanager
+def stop_requests() -> Iterator[threading.Event]:
+    """Ctrl-C asks for a stop after the round; a second one stops at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def ask(*_: object) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, previous)  # before the message: who reads it may press at once
+        log.warning("stopping after this round; press Ctrl-C again to stop at once")
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@dataclass
+class Loop:
+    """Rounds, stage after stage: states, evaluations, metrics and checkpoints."""
+
+    engine: Simulator
+    directory: RunDirectory | None
+    facts: dict[str, Any]
+    rounds: int
+    cohort: int
+    seed: int
+    test: Dataset | Federation | None
+    evaluate_every: int
+    checkpoint_every: int
+    callbacks: Sequence[Callback]
+    progress: bool
+    state_memory: int
+    debug: bool
+    outside: Dataset | None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    latest: Evaluation | None = None  # the last round is always evaluated, so at the end this is of the final model
+    run: Run = field(init=False)
+    session: Session = field(init=False)
+    info: Info | None = None  # what the present stage was started with; None in the first
+
+    def begin(self, algorithm: Algorithm, at: int, saved: Saved, history: list[dict[str, Any]]) -> tuple[int, Saved]:
+        """From a warm start, which becomes the first checkpoint."""
+        self.history = history
+        if self.directory is not None:
+            for line in history:
+                self.directory.append(line)
+            self.directory.save(at, saved, algorithm.posterior(saved.server))
+        return at, saved
+
+    def go(self, stages: list[Stage], done: int, saved: Saved | None) -> Run:
+        """All stages that are not over, from what was saved."""
+        if done > self.rounds:
+            where = "the run" if self.directory is None else self.directory.path
+            raise CheckpointError(f"{where} has gone on to round {done} already: rounds is only {self.rounds}")
+        before: Run | None = None
+        for number, stage in enumerate(stages):
+            if done > stage.last:
+                continue
+            plan = self.facts["plans"][number]
+            with self.engine.open(
+                stage.algorithm,
+                stage.task,
+                stage.federation,
+                seed=self.seed,
+                cohort=self.cohort,
+                rounds=stage.last - done,
+                plan=None if plan is None else Plan(**plan),
+            ) as self.session:
+                self._enter(stage.algorithm, before, saved)
+                self._rounds(number, done, stage.last)
+            before, done, saved = self.run, stage.last, None
+            if done == self.rounds:  # a switch that lies ahead is made when the run goes on
+                break
+        if self.directory is not None:
+            self.directory.write_sheet()  # a run from before there was one may have nothing left to do
+        if self.test is not None and self.directory is not None:
+            write_atomically(self.directory.path / "evaluation.json", json.dumps(self._final(self.test), indent=1))
+        return self.run
+
+    def _final(self, test: Dataset | Federation) -> dict[str, Any]:
+        """The last evaluation, and in short what the posterior says of single weights."""
+        found = (self.latest or self.run.evaluate(test, outside=self.outside)).to_json()
+        posterior = self.run.posterior
+        weights = marginals(self.run.network, posterior) if isinstance(posterior, Gaussian) else None
+        return found if weights is None else {**found, "posterior": weights}
+
+    def _enter(self, algorithm: Algorithm, before: Run | None, saved: Saved | None) -> None:
+        """The first stage, a stage that was saved, or the next one, which starts at the mean of the one before."""
+        task, federation = self.session.task, self.session.federation
+        numbers = (torch.tensor(value) for value in (self.seed, len(federation), federation.examples))
+        info = Info(task.initial(), *numbers)
+        if before is not None:
+            mean = before.posterior.mean
+            if mean.shape != info.initial.shape:
+                raise ConfigError(
+                    f"{before.algorithm.name} has made a network of another size, which {algorithm.name} cannot go on "
+                    "with: fit it to a task of run.model instead"
+                )
+            info = replace(info, initial=mean.to(info.initial), before=before.server)
+            self.info = replace(info, before=None)
+        if saved is not None and saved.info is not None:
+            self.info = to(saved.info, task.device)
+        server = algorithm.start(task, info) if saved is None else to(saved.server, task.device)
+        for_clients = self.info or info
+        states = self._states(lambda ids: algorithm.client(task, for_clients, self._sizes(ids)))
+        if saved is not None:
+            self._restore(states, saved.states)
+        out = None if self.directory is None else self.directory.path
+        self.run = Run(algorithm, task, federation, server, states, self.history, out, test=self.test)
+
+    def _restore(self, states: States, saved: Tree) -> None:
+        in_files = isinstance(saved, Tensor)
+        if saved is not None and in_files != isinstance(states, OnDisk):
+            place = "files" if in_files else "memory"
+            where = "the run" if self.directory is None else self.directory.path
+            raise CheckpointError(f"{where} keeps the clients' states in {place}: give state_memory as before")
+        states.restore(saved)
+
+    def _sizes(self, ids: Tensor) -> Tensor:
+        return self.session.federation.sizes[ids].to(self.session.task.device, self.session.task.dtype).unsqueeze(1)
+
+    def _states(self, fresh: Fresh) -> States:
+        """On the device while they take little of its memory, else on the host, else in files. With a directory, what
+        outgrows `state_memory` goes to files at once: a checkpoint of all of it would be too much."""
+        expected = nbytes(fresh(torch.tensor([0]))) * len(self.session.federation)
+        device = self.session.task.device
+        small = expected <= self.state_memory or self.directory is None
+        if small and device.type == "cuda" and expected < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
+            return InMemory(fresh, device)
+        if expected <= self.state_memory:
+            return InMemory(fresh)
+        if self.directory is None:
+            raise ConfigError(
+                f"the clients' states need {expected / 2**30:.1f} GiB, more than state_memory "
+                f"({self.state_memory / 2**30:.1f} GiB): pass out= so that they can be kept in files"
+            )
+        return OnDisk(fresh, self.directory.path / "states")
+
+    def _rounds(self, stage: int, done: int, last: int) -> None:
+        if done >= last:
+            return
+        self._settle(stage, done + 1)
+        with stop_requests() as stop, Bar(self.run.algorithm.name, self.rounds, self.progress, done) as bar:
+            for number in range(done + 1, last + 1):
+                line = self._round(number)
+                bar.update(line)
+                for callback in self.callbacks:
+                    callback(self.run, line)
+                stopping = stop.is_set() and number < self.rounds
+                if number % self.checkpoint_every == 0 or number == last or stopping:
+                    self._save(number)
+                if stopping:
+                    where = "it was not kept, as no directory was given" if self.directory is None else "resume it"
+                    raise Interrupted(f"stopped after round {number} of {self.rounds}; {where}")
+
+    def _ids(self, number: int) -> Tensor:
+        key = keys.key(self.seed, purpose="cohort", round=number)
+        return keys.sample(key, len(self.session.federation), self.session.cohort)
+
+    def _settle(self, stage: int, number: int) -> None:
+        """Choose the plan and write it down, so that a resumed run follows it."""
+        self.run.plan = self.session.settle(self.run.server, self.run.states, self._ids(number), number)
+        self.run.task = self.session.task
+        log.info("plan: %s", self.run.plan)
+        if self.directory is not None:
+            self.facts["engine"] = f"simulator: {self.run.plan}"
+            self.facts["plans"][stage] = asdict(self.run.plan)
+            self.directory.write_facts(self.facts)
+
+    def _round(self, number: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        share, down = self.session.round(self.run.server, self.run.states, self._ids(number), number)
+        if share.accepted:
+            with guards.watch() as acted:
+                self.run.server = self.run.algorithm.fuse(self.run.server, share.update)
+            for name, count in acted.items():
+                share.guards[name] = share.guards.get(name, 0) + int(count)
+        line = self._line(number, share, down, time.perf_counter() - start)
+        if self.test is not None and (number % self.evaluate_every == 0 or number == self.rounds):
+            last = number == self.rounds
+            self.latest = scores = self.run.evaluate(self.test, outside=self.outside if last else None)
+            self.run.latest = scores
+            line["eval"] = scores.point
+            if scores.marginal is not None:
+                line["marginal"] = scores.marginal
+        if self.debug:
+            line["audit"] = self.run.algorithm.audit(self.run.server, self._everyone())
+        self.history.append(line)
+        if self.directory is not None:
+            self.directory.append(line)
+        return line
+
+    def _line(self, number: int, share: Share, down: int, seconds: float) -> dict[str, Any]:
+        federation = self.session.federation
+        n = federation.sizes[torch.tensor(share.accepted, dtype=torch.int64)].double()
+        notes = {name: float((value.double() * n).sum() / n.sum()) for name, value in share.notes.items()}
+        for client, reason in share.rejected.items():
+            log.warning("round %d: the update of client %r was left out: %s", number, federation.name(client), reason)
+        rejected = [{"client": federation.name(c), "reason": reason} for c, reason in share.rejected.items()]
+        return {
+            "round": number,
+            "seconds": seconds,
+            "clients": len(share.accepted),
+            **notes,
+            "bytes_down": down,
+            "bytes_up": share.bytes_up,
+            "rejected": rejected,
+            "guards": {name: count for name, count in share.guards.items() if count},
+            **self.run.algorithm.facts(self.run.server),
+        }
+
+    def _save(self, number: int) -> None:
+        if self.directory is None:
+            return
+        states = self.run.states.snapshot()
+        self.directory.save(number, Saved(self.run.server, states, self.info), self.run.posterior)
+        self.run.states.forget(states)
+
+    def _everyone(self) -> Iterator[Tree]:
+        """All clients' states, in groups that fit on the device."""
+        clients = torch.arange(len(self.session.federation))
+        for group in chunks(clients, AUDITED):
+            yield to(self.run.states.gather(clients[group]), self.run.task.device)
