@@ -1,6 +1,6 @@
 """Seconds a round: a plain PyTorch loop over clients against the simulator, in one run on the same machine.
 
-    python benchmarks/simulator.py                 # W1, W2 and W3, about five minutes on two cores
+    python benchmarks/simulator.py                 # W1 to W4, about seven minutes on two cores
     python benchmarks/simulator.py W3 --repeats 9
 
 The loop is what one writes by hand: one module; for each client load the global weights, run SGD over its shuffled
@@ -31,8 +31,9 @@ import consilience as cs
 from consilience import keys
 from consilience.engines.states import InMemory
 from consilience.errors import DataError
-from consilience.models import cnn, logistic, mlp
+from consilience.models import cnn, lenet5, logistic, mlp
 
+WORKLOADS = ("W1", "W2", "W3", "W4")
 TRAIN = cs.SGD(lr=0.05, epochs=1, batch=20)
 
 
@@ -43,6 +44,9 @@ class Workload:
     clients: int
     cohort: int
     block: int
+    train: cs.SGD = TRAIN
+    data: str = "mnist"
+    examples: int = 60_000
 
 
 def workload(name):
@@ -51,25 +55,31 @@ def workload(name):
         return Workload("MLP 784-200-10, 10 of 100 clients x 600", mlp((1, 28, 28), 10), 100, 10, 4)
     if name == "W2":
         return Workload("CNN 32-64-128-62, 10 of 100 clients x 600", cnn((1, 28, 28), 62), 100, 10, 2)
-    return Workload("logistic regression, 500 of 10,000 clients x 6", logistic((1, 28, 28), 10), 10_000, 500, 8)
+    if name == "W3":
+        return Workload("logistic regression, 500 of 10,000 clients x 6", logistic((1, 28, 28), 10), 10_000, 500, 8)
+    module, train = lenet5((1, 28, 28), 10), replace(TRAIN, batch=16)
+    return Workload("LeNet-5, 10 of 10 clients x 600", module, 10, 10, 4, train, "fashion-mnist", 6_000)
 
 
-def images():
-    """MNIST where it is at hand, else noise of the same shape: speed does not depend on what is in the pictures."""
+def images(job):
+    """(Fashion-)MNIST where it is at hand, else noise of the same shape: speed does not depend on what is in the
+    pictures."""
     try:
-        return cs.load("mnist").train
+        whole = cs.load(job.data).train
+        return whole if len(whole) == job.examples else whole.subset(torch.arange(job.examples))
     except DataError:
         made = torch.Generator().manual_seed(0)
-        x = torch.randint(256, (60_000, 1, 28, 28), generator=made, dtype=torch.uint8)
+        x = torch.randint(256, (job.examples, 1, 28, 28), generator=made, dtype=torch.uint8)
         scale = torch.full((1, 1, 1), 1 / 255)
-        return cs.Dataset(x, torch.randint(10, (60_000,), generator=made), scale=scale, name="noise")
+        return cs.Dataset(x, torch.randint(10, (job.examples,), generator=made), scale=scale, name="noise")
 
 
 class Loop:
     """The hand-written loop. Its inputs are float32 in memory, as a DataLoader would leave them."""
 
     def __init__(self, job, federation, dtype=torch.float32):
-        self.federation, self.module = federation, copy.deepcopy(job.module).to(dtype)
+        self.federation, self.train = federation, job.train
+        self.module = copy.deepcopy(job.module).to(dtype)
         self.x = federation.data.inputs(torch.arange(len(federation.data)), dtype)
         self.y = federation.data.y
         self.weights = copy.deepcopy(self.module.state_dict())
@@ -87,8 +97,8 @@ class Loop:
         examples = 0
         for rows in shuffles:
             self.module.load_state_dict(self.weights)
-            optimizer = torch.optim.SGD(self.module.parameters(), lr=TRAIN.lr)
-            for batch in rows.split(TRAIN.batch):
+            optimizer = torch.optim.SGD(self.module.parameters(), lr=self.train.lr)
+            for batch in rows.split(self.train.batch):
                 optimizer.zero_grad()
                 self.loss(self.module(self.x[batch]), self.y[batch]).backward()
                 optimizer.step()
@@ -103,7 +113,7 @@ class Loop:
 
 class Ours:
     def __init__(self, job, federation, **options):
-        self.algorithm = cs.FedAvg(TRAIN)
+        self.algorithm = cs.FedAvg(job.train)
         engine = cs.Simulator(device="cpu", **options)
         task = cs.Classification(job.module)
         self.session = engine.open(self.algorithm, task, federation, seed=0, cohort=job.cohort, rounds=100)
@@ -142,7 +152,7 @@ def verify(job, federation):
 
 def measure(name, repeats):
     job = workload(name)
-    federation = cs.partition.iid(images(), job.clients, seed=0)
+    federation = cs.partition.iid(images(job), job.clients, seed=0)
     verify(job, federation)
     loop = Loop(job, federation)
     before = loop.vector()
@@ -178,7 +188,7 @@ def measure(name, repeats):
 def alone(name, which):
     """Two rounds of one rival, for its peak memory."""
     job = workload(name)
-    federation = cs.partition.iid(images(), job.clients, seed=0)
+    federation = cs.partition.iid(images(job), job.clients, seed=0)
     rival = Loop(job, federation) if which == "loop" else Ours(job, federation, compile=which == "compiled")
     for number in (1, 2):
         ids = cohort_of(job, number)
@@ -221,12 +231,12 @@ def proportional(pid):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=["W1", "W2", "W3"], help="W1, W2, W3")
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=", ".join(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=5, help="blocks of rounds for each")
     parser.add_argument("--alone", choices=["loop", "ours", "compiled"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name in options.workloads:
-        if name not in ("W1", "W2", "W3"):
+        if name not in WORKLOADS:
             parser.error(f"unknown workload {name}")
         if options.alone:
             alone(name, options.alone)

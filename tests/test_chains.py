@@ -196,7 +196,7 @@ def test_a_large_slope_is_never_forgotten():
     for t in range(1, 100):
         before = theta.clone()
         slope = torch.full_like(theta, 100.0 if t == 1 else 1.0)
-        chain.move(theta, memory, slope, torch.ones_like(theta), no_noise)
+        chain.move(theta, memory, slope, torch.ones_like(theta), no_noise, 1.0)
     largest = 0.5 * 100.0**2
     torch.testing.assert_close(before - theta, torch.full_like(theta, largest**-0.5))
 
@@ -206,7 +206,7 @@ def test_steps_are_corrected_for_their_number_in_single_precision_too():
     chain, theta = AMSGrad(lr=1.0), torch.zeros(2, 3)
     memory = chain.memory(theta)
     for t in range(1, 50):
-        chain.move(theta, memory, torch.full_like(theta, 0.3), torch.ones(2, 1), no_noise)
+        chain.move(theta, memory, torch.full_like(theta, 0.3), torch.ones(2, 1), no_noise, 1.0)
         torch.testing.assert_close(theta, torch.full_like(theta, -float(t)), rtol=2e-6, atol=0)
 
 

@@ -40,7 +40,7 @@ class Wild(cs.SGD):
 
     ranges: ClassVar[Ranges] = {"lr": Choice((1e30, 1e35))}
 
-    def move(self, theta, memory, slope, n, noise):
+    def move(self, theta, memory, slope, n, noise, lr):
         theta.sub_(slope if self.lr < 1 else torch.inf, alpha=self.lr)
 
 

@@ -3,6 +3,7 @@
 from consilience.algorithms import (
     ADF,
     PFNM,
+    SAFL,
     Algorithm,
     Downpour,
     Ensemble,
@@ -25,7 +26,21 @@ from consilience.engines import Plan, Simulator
 from consilience.errors import ClientError, ConsilienceError
 from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
 from consilience.gaussian import Gaussian
-from consilience.inference import MCMC, NGVI, SGD, SGHMC, SGLD, AMSGrad, Identity, Laplace, Newton, Tilted
+from consilience.inference import (
+    MCMC,
+    NGVI,
+    SGD,
+    SGHMC,
+    SGLD,
+    AMSGrad,
+    Cosine,
+    Identity,
+    Laplace,
+    Newton,
+    PerClient,
+    Tapered,
+    Tilted,
+)
 from consilience.layers import freeze_batchnorm, replace_batchnorm
 from consilience.matching import BetaBernoulli, DPMeans, match
 from consilience.optimizers import AdaGrad, Adam, Momentum, Yogi
@@ -48,6 +63,7 @@ __all__ = [
     "MCMC",
     "NGVI",
     "PFNM",
+    "SAFL",
     "SGD",
     "SGHMC",
     "SGLD",
@@ -66,6 +82,7 @@ __all__ = [
     "Comparison",
     "Compose",
     "ConsilienceError",
+    "Cosine",
     "Crop",
     "DPMeans",
     "Data",
@@ -92,6 +109,7 @@ __all__ = [
     "Momentum",
     "MultiLabel",
     "Newton",
+    "PerClient",
     "Plan",
     "Point",
     "Pooled",
@@ -102,6 +120,7 @@ __all__ = [
     "Simulator",
     "StoredRun",
     "Switch",
+    "Tapered",
     "Task",
     "Tilted",
     "Uncertainty",

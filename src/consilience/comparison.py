@@ -138,7 +138,7 @@ class Comparison:
         """Figures: `comparison.plot.results("accuracy")`, and `.curves("accuracy")` if the runs were kept."""
         from consilience.plot import ComparisonPlots
 
-        return ComparisonPlots([asdict(row) for row in self.rows], self._stored)
+        return ComparisonPlots([asdict(row) for row in self.rows], self.stored)
 
     def frame(self, runs: bool = False) -> pandas.DataFrame:
         """The table as a data frame; with `runs` every round of every run that was kept. Needs pandas."""
@@ -150,7 +150,8 @@ class Comparison:
         stored = [load_run(out / run["directory"]) for run in self.runs]
         return frame([{**who, **flat(line)} for who, run in zip(seeds, stored, strict=True) for line in run.history])
 
-    def _stored(self) -> Mapping[str, Sequence[RunFiles]]:
+    def stored(self) -> Mapping[str, Sequence[RunFiles]]:
+        """What the runs behind it have left on disk, by method."""
         from consilience.report.comparison import read_runs
 
         methods = list(dict.fromkeys(row.method for row in self.rows))

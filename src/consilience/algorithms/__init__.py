@@ -12,11 +12,13 @@ from consilience.algorithms.fedsep import FedSEP
 from consilience.algorithms.fedsgd import FedSGD
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.references import LocalOnly, Pooled
+from consilience.algorithms.safl import SAFL
 from consilience.algorithms.switch import Switch
 
 __all__ = [
     "ADF",
     "PFNM",
+    "SAFL",
     "Algorithm",
     "Downpour",
     "Ensemble",

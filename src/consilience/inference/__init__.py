@@ -5,6 +5,23 @@ from consilience.inference.laplace import Laplace
 from consilience.inference.mcmc import MCMC
 from consilience.inference.newton import Newton
 from consilience.inference.ngvi import NGVI
+from consilience.inference.schedules import Cosine, PerClient, Schedule, Tapered
 from consilience.inference.tilted import Identity, Tilted
 
-__all__ = ["MCMC", "NGVI", "SGD", "SGHMC", "SGLD", "AMSGrad", "Chain", "Identity", "Laplace", "Newton", "Tilted"]
+__all__ = [
+    "MCMC",
+    "NGVI",
+    "SGD",
+    "SGHMC",
+    "SGLD",
+    "AMSGrad",
+    "Chain",
+    "Cosine",
+    "Identity",
+    "Laplace",
+    "Newton",
+    "PerClient",
+    "Schedule",
+    "Tapered",
+    "Tilted",
+]

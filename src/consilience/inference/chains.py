@@ -15,11 +15,13 @@ from consilience import guards
 from consilience.cohort import Cohort
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
+from consilience.inference.schedules import Schedule
 from consilience.ranges import Range, Ranges
 from consilience.records import rows
 
 Noise = Callable[[], Tensor]
 Memory = tuple[Tensor, ...]
+Pace = float | Tensor
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Chain(ABC):
     Nearly every local objective in this field is the data loss plus the energy of a Gaussian: `prior`. The loss is a
     mean over examples, so a prior on the scale of a client's n examples enters as its n-th root. A stiff prior cannot
     be followed with steps longer than 1/Λ: where lr · Λ > 1 (diagonal or scalar Λ) slopes are divided by it.
+    A `schedule` changes the step size while the run goes on; without one it is lr throughout.
     """
 
     ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}
@@ -36,6 +39,7 @@ class Chain(ABC):
     epochs: int = 1
     batch: int = 20
     weight_decay: float = 0.0
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         for name, low in {"lr": 0, "epochs": 1, "batch": 1, "weight_decay": 0}.items():
@@ -43,9 +47,21 @@ class Chain(ABC):
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
     @abstractmethod
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
-        """One step of θ [k, P] and of the memory, in place. `slope` is fresh and may be changed; n [k, 1] are examples,
-        noise() is N(0, 1) [k, P]."""
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+        """One step of θ [k, P] and of the memory, in place, with the step size lr, one for all or [k, 1]. `slope` is
+        fresh and may be changed; n [k, 1] are examples, noise() is N(0, 1) [k, P]."""
+
+    def pace(self, cohort: Cohort, epoch: int, step: int, k: int) -> Pace:
+        """The step size of the first k clients at a step of the round: one for all, or one each [k, 1]."""
+        if self.schedule is None:
+            return self.lr
+        batches = (cohort.n[:k, 0].double() / self.batch).ceil()
+        count = self.schedule.count(cohort.round, epoch, step, self.epochs, batches)
+        factor, own = self.schedule.factor(count), self.schedule.for_clients(cohort.ids[:k])
+        if own is None and self.schedule.unit != "steps":
+            return self.lr * float(factor[0])
+        factor = factor if own is None else factor * own.to(factor.device)
+        return (self.lr * factor).to(cohort.n.dtype).unsqueeze(1)
 
     def memory(self, theta: Tensor) -> Memory:
         """What `move` remembers from step to step: tensors with the client axis of θ [K, P], 0 at a round's start."""
@@ -87,7 +103,8 @@ class Chain(ABC):
                 if stiff is not None:
                     g = g / (stiff[:k] if stiff.dim() > 1 else stiff)
                 noise = partial(cohort.noise, k, theta.shape[1], tag=f"chain {epoch} {step}")
-                self.move(now, tuple(part[:k] for part in memory), g, cohort.n[:k], noise)
+                pace = self.pace(cohort, epoch, step, k)
+                self.move(now, tuple(part[:k] for part in memory), g, cohort.n[:k], noise, pace)
                 if average:
                     total[:k] += now
                     steps[:k] += 1
@@ -124,11 +141,11 @@ class SGD(Chain):
         """v, with momentum only."""
         return (torch.zeros_like(theta),) if self.momentum else ()
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
         """Down the running sum of slopes."""
         if memory:
             slope = memory[0].mul_(self.momentum).add_(slope)
-        theta.sub_(slope, alpha=self.lr)
+        _descend(theta, slope, lr)
 
 
 @dataclass(frozen=True)
@@ -158,7 +175,7 @@ class AMSGrad(Chain):
         steps = torch.zeros(len(theta), 1, dtype=torch.float64, device=theta.device)
         return torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros_like(theta), steps
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
         """Down the mean of slopes, in units of the largest that they were."""
         first, second, largest, steps = memory
         steps += 1
@@ -168,7 +185,11 @@ class AMSGrad(Chain):
         torch.maximum(largest, second, out=largest)
         # m̂ / (√û + eps) is m over (1 − β₁ᵗ)(√û + eps), which is written into the slope: it has done its work.
         scale, floor = (rest1 / rest2.sqrt()).to(theta.dtype), (rest1 * self.eps).to(theta.dtype)
-        theta.addcdiv_(first, torch.sqrt(largest, out=slope).mul_(scale).add_(floor), value=-self.lr)
+        below = torch.sqrt(largest, out=slope).mul_(scale).add_(floor)
+        if isinstance(lr, Tensor):
+            theta.sub_(lr * first / below)
+        else:
+            theta.addcdiv_(first, below, value=-lr)
 
 
 @dataclass(frozen=True)
@@ -184,10 +205,10 @@ class SGLD(Chain):
         super().__post_init__()
         _check_temperature(self.temperature)
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
         """Downhill, and shaken."""
-        shake = (2 * self.lr * self.temperature / n).sqrt() * noise()
-        theta.sub_(slope, alpha=self.lr).add_(shake)
+        shake = (2 * lr * self.temperature / n).sqrt() * noise()
+        _descend(theta, slope, lr).add_(shake)
 
 
 @dataclass(frozen=True)
@@ -209,12 +230,17 @@ class SGHMC(Chain):
         """v."""
         return (torch.zeros_like(theta),)
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
         """One leap."""
         (velocity,) = memory
-        shake = (2 * self.friction * self.lr * self.temperature / n).sqrt() * noise()
-        velocity.mul_(1 - self.friction).sub_(slope, alpha=self.lr).add_(shake)
+        shake = (2 * self.friction * lr * self.temperature / n).sqrt() * noise()
+        _descend(velocity.mul_(1 - self.friction), slope, lr).add_(shake)
         theta.add_(velocity)
+
+
+def _descend(value: Tensor, slope: Tensor, lr: Pace) -> Tensor:
+    """value − lr · slope, in place."""
+    return value.sub_(lr * slope) if isinstance(lr, Tensor) else value.sub_(slope, alpha=lr)
 
 
 def _stiffness(prior: Gaussian | None, lr: float) -> Tensor | None:

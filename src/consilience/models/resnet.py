@@ -1,4 +1,4 @@
-"""ResNet for small images, with GroupNorm: BatchNorm's statistics do not federate."""
+"""ResNets for small images, with GroupNorm: BatchNorm's statistics do not federate."""
 
 from __future__ import annotations
 
@@ -44,3 +44,47 @@ def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int =
         layers += [Block(before, after, 1 if stage == 0 else 2, groups), Block(after, after, 1, groups)]
         before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
+
+
+class Around(nn.Module):
+    """x + f(x), with nothing after the sum."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x + f(x)."""
+        return x + self.layers(x)  # type: ignore[no-any-return]
+
+
+def resnet9(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
+    """ResNet-9 for images of 32 to 96 pixels: the small, fast residual network of DAWNBench (Page, 2018).
+
+    Eight 3×3 convolutions of `width` to 8 · `width` channels, three poolings, two ways around, one linear layer. The
+    original has BatchNorm, whose statistics do not federate: here it is GroupNorm, as in `resnet18`. The last pooling
+    takes the maximum over the whole image, which at 32 pixels is the original's 4×4; the linear layer has a bias
+    instead of a fixed factor of 1/8.
+    """
+    if len(inputs) != 3:
+        raise ConfigError(f"resnet9 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
+    if min(inputs[1:]) < 8:
+        raise ConfigError(f"images of {inputs[1]}×{inputs[2]} are too small for resnet9: it needs 8×8 or more")
+
+    def conv(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, 1, 1, bias=False), nn.GroupNorm(groups, after), nn.ReLU()]
+
+    return nn.Sequential(
+        *conv(inputs[0], width),
+        *conv(width, 2 * width),
+        nn.MaxPool2d(2),
+        Around(*conv(2 * width, 2 * width), *conv(2 * width, 2 * width)),
+        *conv(2 * width, 4 * width),
+        nn.MaxPool2d(2),
+        *conv(4 * width, 8 * width),
+        nn.MaxPool2d(2),
+        Around(*conv(8 * width, 8 * width), *conv(8 * width, 8 * width)),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8 * width, outputs),
+    )

@@ -9,7 +9,8 @@ from itertools import pairwise
 from torch import nn
 
 from consilience.errors import ConfigError
-from consilience.models.resnet import resnet18
+from consilience.models.lenet import lenet5
+from consilience.models.resnet import resnet9, resnet18
 from consilience.models.text import bag_of_words
 
 
@@ -47,7 +48,9 @@ def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (32, 64),
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "bag_of_words": bag_of_words,
     "cnn": cnn,
+    "lenet5": lenet5,
     "logistic": logistic,
     "mlp": mlp,
+    "resnet9": resnet9,
     "resnet18": resnet18,
 }

@@ -1,6 +1,16 @@
 """Experiments by name: `consilience reproduce NAME`."""
 
-from consilience.recipes import fedep, fedep_exact, fedep_hospitals, fedep_stackoverflow, hospitals, pfnm, pfnm_more
+from consilience.recipes import (
+    fedep,
+    fedep_exact,
+    fedep_hospitals,
+    fedep_stackoverflow,
+    hospitals,
+    pfnm,
+    pfnm_more,
+    sa,
+    sa_ode,
+)
 from consilience.recipes.base import Options, Recipe
 
 RECIPES: dict[str, Recipe] = {
@@ -13,6 +23,8 @@ RECIPES: dict[str, Recipe] = {
         fedep_stackoverflow.RECIPE,
         *pfnm.RECIPES,
         *pfnm_more.RECIPES,
+        *sa.RECIPES,
+        sa_ode.RECIPE,
     )
 }
 

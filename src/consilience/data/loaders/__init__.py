@@ -14,6 +14,7 @@ from consilience.data.loaders.idx import fashion_mnist, mnist, mnist_writers
 from consilience.data.loaders.parquet import cifar10, cifar100, image_parquet
 from consilience.data.loaders.silos import csv_silos
 from consilience.data.loaders.stack_overflow import stackoverflow
+from consilience.data.loaders.stl import stl10
 from consilience.data.loaders.tables import HEART_FEATURES, digits, heart_disease, heart_disease_split
 from consilience.errors import ConfigError, nearest
 
@@ -39,6 +40,7 @@ DATASETS: dict[str, Callable[..., Data]] = {
     "mnist": mnist,
     "mnist-writers": mnist_writers,
     "stackoverflow": stackoverflow,
+    "stl10": stl10,
 }
 
 
