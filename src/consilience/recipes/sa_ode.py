@@ -31,7 +31,7 @@ ENGINE = Simulator(device="cpu", chunk=4, workers=1, threads=1, precision="float
 TAPERING, CONSTANT, THEORY = "tapering steps", "constant step", "theory"
 TEXT = (
     "Four clients take local steps, the server takes the uniform mean w̄ of their weights. From w̄ after round n the ODE "
-    "ẇ = h(w) is solved over a window of time; “tracking error @n” is the largest distance of w̄ from the solution in "
+    "ẇ = h(w) is solved over a window of time; “tracking_error@n” is the largest distance of w̄ from the solution in "
     "it. With steps a_n = C/n (C = 1 for regressions and 2 for hospitals) it must fall; with a constant step, the one "
     "that tapering steps have at the first of these rounds, it must not. “final error” is the distance from the "
     "equilibrium of the ODE. Regressions: clients differ in inputs, truth and size, and each target is measured anew, "
@@ -221,15 +221,15 @@ def run(options: Options) -> Comparison:
             first.setdefault(case.suffix, {})[method] = found[0]
             errors = torch.tensor([one.tracking.errors for one in found])
             for at, column in zip(starts, errors.T.tolist(), strict=True):
-                rows.append(Row(method, f"tracking error @{at}{case.suffix}", *spread(column), len(found)))
+                rows.append(Row(method, f"tracking_error@{at}{case.suffix}", *spread(column), len(found)))
             ends = [float(one.errors[-1]) for one in found]
             rows.append(Row(method, f"final error{case.suffix}", *spread(ends), len(found)))
     curves = []
     for metric, (delta, pull, theory) in RATES.items():
         announce(metric, 0)
         error = rate(delta, pull, size.rates)
-        rows.append(Row(TAPERING, metric, slope(error), None, REPETITIONS))
-        rows.append(Row(THEORY, metric, theory, None, REPETITIONS))
+        rows.append(Row(TAPERING, metric, slope(error), None, options.seeds))
+        rows.append(Row(THEORY, metric, theory, None, options.seeds))
         curves.append(logarithmic(metric.removeprefix("slope, "), error))
     result = Comparison(
         "Federated learning as stochastic approximation",
