@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 import torch
+from test_one_shot import ENGINE, MANY, STILL, TRAIN, learn
 from torch import nn
 
 import consilience as cs
@@ -19,16 +20,6 @@ from consilience.errors import ConfigError, DataError, TaskError
 from consilience.metrics import entropy
 from consilience.report import write_report
 from scenarios import blobs, gradient, linear
-
-ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
-TRAIN = cs.AMSGrad(lr=0.02, epochs=5, batch=16)
-STILL = cs.SGD(lr=0.0)
-MANY = cs.BetaBernoulli(variance=0.1, mass=20.0)  # finds more units than any client has
-
-
-def learn(algorithm, task, federation, rounds=1, **options):
-    return cs.fit(algorithm, task, federation, **{"rounds": rounds, "engine": ENGINE, "progress": False} | options)
-
 
 # Ensembles
 
