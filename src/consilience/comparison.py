@@ -70,7 +70,7 @@ class Row:
 class Comparison:
     """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `over` is what a row's n
     counts. `scores` are those of every seed, `paired` how far methods are from the first one, `tuning` how their
-    settings were found."""
+    settings were found, `out` where it was saved."""
 
     title: str
     text: str = ""
@@ -84,13 +84,14 @@ class Comparison:
     scores: list[dict[str, Any]] = field(default_factory=list)
     paired: list[dict[str, Any]] = field(default_factory=list)
     tuning: list[dict[str, Any]] = field(default_factory=list)
-    _out = None  # type: Path | None  # where it was saved; a comment, as an annotation would make it a field
+    out: Path | None = field(default=None, init=False)
 
     def save(self, out: Path) -> None:
         """comparison.json, which the report reads."""
-        self._out = out
+        self.out = out
+        content = {key: value for key, value in asdict(self).items() if key != "out"}
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "comparison.json", json.dumps(asdict(self), indent=1, ensure_ascii=False))
+        write_atomically(out / "comparison.json", json.dumps(content, indent=1, ensure_ascii=False))
 
     def tables(self, width: int = 10_000) -> list[Table]:
         """Methods × metrics for the terminal, with the papers' figures where there are any. What a method predicts by
@@ -158,9 +159,9 @@ class Comparison:
         return read_runs(self._place(), methods, self.runs)
 
     def _place(self) -> Path:
-        if self._out is None or not self.runs:
+        if self.out is None or not self.runs:
             raise ConfigError("single runs are needed, and none were kept: pass out= to compare")
-        return self._out
+        return self.out
 
 
 def _groups(widths: list[int], room: int) -> list[list[int]]:
