@@ -64,7 +64,8 @@ def stop_requests() -> Iterator[threading.Event]:
 
     def ask(*_: object) -> None:
         stop.set()
-        signal.signal(signal.SIGINT, previous)  # before the message: who reads it may press at once
+        # Before the message: who reads it may press at once. A shell's background job begins with Ctrl-C ignored.
+        signal.signal(signal.SIGINT, previous if callable(previous) else signal.default_int_handler)
         log.warning("stopping after this round; press Ctrl-C again to stop at once")
 
     signal.signal(signal.SIGINT, ask)
