@@ -234,7 +234,7 @@ def compare(
             if on_run is not None:
                 on_run(method, seed)
             run, where = _run(algorithm, at(seed), method, None if out is None else Path(out), resume, seed, **options)
-            found.add(run, at(seed).test, method, seed, {} if measure is None else measure(run, at(seed)), target)
+            found.add(run, method, seed, {} if measure is None else measure(run, at(seed)), target)
             if where is not None:
                 result.runs.append({"method": method, "seed": seed, "directory": str(where)})
     result.rows, result.per_client = found.rows(), found.per_client()
@@ -296,17 +296,10 @@ class _Scores:
     by_metric: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     by_client: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
 
-    def add(
-        self,
-        run: Run,
-        test: Dataset | Federation,
-        method: str,
-        seed: int,
-        measured: Mapping[str, float],
-        target: float | None,
-    ) -> None:
+    def add(self, run: Run, method: str, seed: int, measured: Mapping[str, float], target: float | None) -> None:
         """What a run is worth, and what it cost; `measured` goes before what is known of every run."""
-        evaluation = run.evaluate(test)
+        evaluation = run.evaluation
+        assert evaluation is not None  # a setting has test data
         averaged = {f"{metric}{MARGINAL}": value for metric, value in (evaluation.marginal or {}).items()}
         found = {**evaluation.point, **averaged, **run.algorithm.facts(run.server), **measured}
         for metric, value in costs(run, target).items():

@@ -140,7 +140,8 @@ class Loop:
 
     def _final(self, test: Dataset | Federation) -> dict[str, Any]:
         """The last evaluation, and in short what the posterior says of single weights."""
-        found = (self.latest or self.run.evaluate(test, outside=self.outside)).to_json()
+        self.run.latest = self.latest or self.run.evaluate(test, outside=self.outside)
+        found = self.run.latest.to_json()
         posterior = self.run.posterior
         weights = marginals(self.run.network, posterior) if isinstance(posterior, Gaussian) else None
         return found if weights is None else {**found, "posterior": weights}

@@ -11,8 +11,8 @@ from consilience.algorithms.base import algorithm
 from consilience.cohort import Info
 from consilience.errors import ConfigError, TaskError
 from consilience.inference import Chain
-from consilience.matching import BetaBernoulli, Clusterer, Memory, Stack, match, restart, slice_of
-from consilience.matching.clusters import Known
+from consilience.matching import BetaBernoulli, Clusterer, Memory, Stack, match, slice_of
+from consilience.matching.streams import merged, of_clients, restart
 from consilience.records import Point, record, to
 from consilience.task import Task
 
@@ -110,10 +110,10 @@ class PFNM(Alone):
             self.how,
             shares=update.shares,
             observe_missing=self.observe_missing,
-            memory=_of(before, clients),
+            memory=None if before is None else of_clients(before, clients),
             seed=int(server.seed),
         )
-        memory = _merged(before, len(server.units), clients, found.memory) if self.streaming else None
+        memory = merged(before, len(server.units), clients, found.memory) if self.streaming else None
         # Numbers of global units last in a stream only.
         units = server.units.clone() if self.streaming else torch.full_like(server.units, -1)
         units[update.client] = torch.cat([torch.stack(by_client) for by_client in found.assignments], dim=1).to(units)
@@ -138,23 +138,3 @@ def _stacks(server: Fused) -> tuple[Stack, Stack]:
     """The clients' layers, and the global ones."""
     stack = Stack.decoded(server.chain)
     return stack, stack.with_widths(server.widths.tolist())
-
-
-def _of(memory: Memory | None, clients: Tensor) -> Memory | None:
-    """What a stream knows, as far as it concerns some clients."""
-    if memory is None:
-        return None
-    return Memory(tuple(Known(k.eta, k.lam, k.counts[clients], k.step) for k in memory.layers), memory.bias)
-
-
-def _merged(before: Memory | None, everyone: int, clients: Tensor, new: Memory) -> Memory:
-    """A step's memory with the counts of all clients, also of those who were not there."""
-    layers = []
-    for h, known in enumerate(new.layers):
-        counts = known.counts.new_zeros(everyone, known.counts.shape[1])
-        if before is not None:
-            old = before.layers[h].counts
-            counts[:, : old.shape[1]] = old
-        counts[clients] = known.counts
-        layers.append(Known(known.eta, known.lam, counts, known.step))
-    return Memory(tuple(layers), new.bias)

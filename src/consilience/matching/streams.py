@@ -1,4 +1,4 @@
-"""Where clients go on from in a stream: with the global units that they have used most."""
+"""Streams: what is known of each client, and where it goes on from, with the global units that it has used most."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience import keys
+from consilience.matching.clusters import Known
 from consilience.matching.networks import Layer, Memory, slice_of
 
 
@@ -41,3 +42,21 @@ def _with_silent_units(layers: Sequence[Layer]) -> list[Layer]:
             bias = None if bias is None else torch.cat([bias, torch.zeros_like(bias[:1])])
         padded.append((weight, bias))
     return padded
+
+
+def of_clients(memory: Memory, clients: Tensor) -> Memory:
+    """What a stream knows, as far as it concerns some clients."""
+    return Memory(tuple(Known(k.eta, k.lam, k.counts[clients], k.step) for k in memory.layers), memory.bias)
+
+
+def merged(before: Memory | None, everyone: int, clients: Tensor, new: Memory) -> Memory:
+    """A step's memory with the counts of all clients, also of those who were not there."""
+    layers = []
+    for h, known in enumerate(new.layers):
+        counts = known.counts.new_zeros(everyone, known.counts.shape[1])
+        if before is not None:
+            old = before.layers[h].counts
+            counts[:, : old.shape[1]] = old
+        counts[clients] = known.counts
+        layers.append(Known(known.eta, known.lam, counts, known.step))
+    return Memory(tuple(layers), new.bias)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from consilience.comparison import Comparison
+from consilience.comparison import Comparison, Row
+from consilience.report.panels import Panels
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,13 @@ class Recipe:
     run: Callable[[Options], Comparison]
     seeds: int = 3
     quick_seeds: int = 1
+
+
+def finished(
+    name: str, title: str, text: str, options: Options, rows: list[Row], figures: list[Panels], start: float
+) -> Comparison:
+    """A recipe's table and figures as a comparison, saved; `start` is when it began (time.perf_counter)."""
+    command = f"consilience reproduce {name}" + (" --quick" if options.quick else "")
+    result = Comparison(title, text, command, time.perf_counter() - start, rows, figures=figures)
+    result.save(options.out)
+    return result

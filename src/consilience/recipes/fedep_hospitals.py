@@ -19,7 +19,7 @@ from consilience.experiment import fit
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Laplace, Newton
 from consilience.metrics import spread
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, finished
 from consilience.report.panels import Curve, Panel, Panels
 from consilience.runs import Run
 from consilience.task import MultiLabel
@@ -104,11 +104,8 @@ def run(options: Options) -> Comparison:
             for metric, value in path[-1].items():
                 scores.setdefault(metric, []).append(value)
         rows += [Row(name, metric, *spread(values), len(values)) for metric, values in scores.items()]
-    command = "consilience reproduce fedep-hospitals" + (" --quick" if options.quick else "")
-    seconds = time.perf_counter() - start
-    result = Comparison("The posterior of four hospitals", TEXT, command, seconds, rows, figures=[figure(paths)])
-    result.save(options.out)
-    return result
+    title = "The posterior of four hospitals"
+    return finished("fedep-hospitals", title, TEXT, options, rows, [figure(paths)], start)
 
 
 def figure(paths: dict[str, list[dict[str, float]]]) -> Panels:

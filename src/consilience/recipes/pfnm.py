@@ -30,7 +30,7 @@ from consilience.matching import BetaBernoulli, Clusterer, DPMeans
 from consilience.metrics import spread
 from consilience.models import mlp
 from consilience.optimizers import Adam
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
 from consilience.records import Point
 from consilience.report.panels import Curve, Panel, Panels
@@ -319,16 +319,6 @@ def in_rows(tables: Sequence[Scores], suffix: str = "", metrics: Sequence[str] =
             values = [table[name][metric] for table in tables]
             rows.append(Row(name, f"{metric}{suffix}", *spread(values), len(values)))
     return rows
-
-
-def finished(
-    name: str, title: str, text: str, options: Options, rows: list[Row], figures: list[Panels], start: float
-) -> Comparison:
-    """A comparison, saved."""
-    command = f"consilience reproduce {name}" + (" --quick" if options.quick else "")
-    result = Comparison(title, text, command, time.perf_counter() - start, rows, figures=figures)
-    result.save(options.out)
-    return result
 
 
 MNIST_STUDY = Study(

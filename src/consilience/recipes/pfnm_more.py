@@ -15,13 +15,12 @@ from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
 from consilience.algorithms.base import Algorithm
 from consilience.comparison import Comparison, Setting, compare
 from consilience.matching import BetaBernoulli
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.pfnm import (
     MNIST,
     SPLITS,
     Case,
     Scores,
-    finished,
     in_rows,
     kept,
     loaded,

@@ -19,7 +19,7 @@ from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import SGD, Tapered
 from consilience.models import lenet5, resnet9
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
 from consilience.report.panels import Curve, Panel, Panels
 from consilience.runs import Run
@@ -90,11 +90,7 @@ class Benchmark:
             rows += [replace(row, metric=f"{row.metric}{suffix}") for row in found.rows if row.metric in SHOWN]
             panels = [curves(found, metric) for metric in ("accuracy", "nll")]
             figures.append(Panels(f"Round by round, {split}", "On test data, means over seeds.", panels))
-        command = f"consilience reproduce {self.name}" + (" --quick" if options.quick else "")
-        seconds = time.perf_counter() - start
-        result = Comparison(f"Tapering steps on {self.data}", TEXT, command, seconds, rows, figures=figures)
-        result.save(options.out)
-        return result
+        return finished(self.name, f"Tapering steps on {self.data}", TEXT, options, rows, figures, start)
 
     def on(self, split: str, options: Options) -> Comparison:
         """All methods on one split."""

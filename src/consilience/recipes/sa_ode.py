@@ -23,7 +23,7 @@ from consilience.inference import SGD
 from consilience.inference.schedules import Tapered
 from consilience.metrics import spread
 from consilience.recipes import fedep_hospitals
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, finished
 from consilience.report.panels import Curve, Mark, Panel, Panels
 from consilience.task import Batch, Regression, Task
 
@@ -231,16 +231,9 @@ def run(options: Options) -> Comparison:
         rows.append(Row(TAPERING, metric, slope(error), None, options.seeds))
         rows.append(Row(THEORY, metric, theory, None, options.seeds))
         curves.append(logarithmic(metric.removeprefix("slope, "), error))
-    result = Comparison(
-        "Federated learning as stochastic approximation",
-        TEXT,
-        "consilience reproduce sa-ode" + (" --quick" if options.quick else ""),
-        rows=rows,
-        figures=[tracking_figure(first), error_figure(first, curves), window_figure(first[""])],
-    )
-    result.seconds = time.perf_counter() - start
-    result.save(options.out)
-    return result
+    figures = [tracking_figure(first), error_figure(first, curves), window_figure(first[""])]
+    title = "Federated learning as stochastic approximation"
+    return finished("sa-ode", title, TEXT, options, rows, figures, start)
 
 
 def logarithmic(label: str, error: Tensor) -> Curve:

@@ -62,14 +62,9 @@ def comparison_page(directory: Path) -> Page:
     return Page("Comparison", title, lead, [], "", sections, footer(first) if first else "", command)
 
 
-def series(index: int) -> str:
-    """The colour of a method in legends and tables."""
-    return f"s{index % len(figures.SERIES)}"
-
-
 def key(method: str, index: int) -> Key:
     """A method in a legend; colours come round again as dotted lines."""
-    return Key(method, series(index), "solid" if index < len(figures.SERIES) else "dotted")
+    return Key(method, figures.swatch(index), "solid" if index < len(figures.SERIES) else "dotted")
 
 
 def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[str, Any]]) -> Runs:
@@ -96,7 +91,10 @@ def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over:
     ]
     head = ["method", *(name for heads, _ in columns for name in heads)]
     table = [
-        [Cell(line, swatch=series(methods.index(method))), *(cell for _, cells in columns for cell in cells[line])]
+        [
+            Cell(line, swatch=figures.swatch(methods.index(method))),
+            *(cell for _, cells in columns for cell in cells[line]),
+        ]
         for method, line in listed
     ]
     caption = result_caption(rows, over, most)
@@ -256,7 +254,7 @@ def run_section(directory: Path, entries: Sequence[dict[str, Any]], methods: Seq
         place = str(entry.get("directory", ""))
         linked = (directory / place / "report.html").is_file()
         href = f"./{quote(Path(place).as_posix())}/report.html" if linked else ""
-        swatch = series(methods.index(str(entry["method"])))
+        swatch = figures.swatch(methods.index(str(entry["method"])))
         rows.append(
             [Cell(str(entry["method"]), swatch=swatch), Cell(str(entry.get("seed", ""))), Cell(place, href=href)]
         )

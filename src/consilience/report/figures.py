@@ -394,6 +394,11 @@ def clip(name: str, limit: int = 22) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
+def swatch(index: int) -> str:
+    """The colour of a method in legends and tables, as the page calls it."""
+    return f"s{index % len(SERIES)}"
+
+
 def series(index: int) -> str:
     """A method's colour; they come round again."""
     return SERIES[index % len(SERIES)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from consilience.metrics import MARGINAL, direction
 from consilience.report import text
-from consilience.report.figures import clip
+from consilience.report.figures import clip, swatch
 from consilience.report.page import Cell, Plot, Section, Table
 from consilience.report.reading import RunFiles
 from consilience.report.run import BETTER
@@ -34,7 +34,7 @@ def fairness_section(
         found = {method: summary(seeds, direction(metric)) for method, seeds in by_method.items()}
         table = fairness_table(metric, found, methods)
         if len(plots) < MAX_FIGURES:
-            plots.append(Plot(fairness_figure(metric, by_method, found), fairness_caption(metric)))
+            plots.append(Plot(fairness_figure(metric, by_method, found), _reading(metric)))
         if tables:
             folded.append((text.long(metric), table))
         else:
@@ -94,7 +94,7 @@ def fairness_table(metric: str, found: Mapping[str, dict[str, float]], methods: 
         best[name] = text.fixed(max(values) if way > 0 and name != "std" else min(values), places)
     rows = []
     for method, row in found.items():
-        cells = [Cell(method, swatch=f"s{methods.index(method) % 8}")]
+        cells = [Cell(method, swatch=swatch(methods.index(method)))]
         for name in head:
             shown = text.fixed(row[name], places)
             cells.append(Cell(shown, sort=row[name], best=len(rivals[name]) > 1 and shown == best[name]))
@@ -113,11 +113,6 @@ def fairness_figure(
         clients = [value for values in seeds for value in values]
         rows.append(Spread(method, row["worst"], (row["tenth"], row["ninetieth"]), row["median"], row["best"], clients))
     return spreads(text.long(metric), rows)
-
-
-def fairness_caption(metric: str) -> str:
-    """How to read the figure."""
-    return f"{BETTER[direction(metric)].capitalize()}."
 
 
 def difference_section(entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> Section:

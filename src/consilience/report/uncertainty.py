@@ -8,6 +8,7 @@ from typing import Any
 
 from consilience.metrics import spread
 from consilience.report import text
+from consilience.report.figures import swatch
 from consilience.report.page import Cell, Plot, Section, Table
 from consilience.report.reading import RunFiles
 from consilience.report.strips import Ridge, densities, ridges
@@ -46,7 +47,7 @@ def entropy_comparison(runs: Mapping[str, Sequence[RunFiles]]) -> Section:
 
 
 def _numbers(name: str, found: Sequence[dict[str, Any]], outside: str, colour: int) -> list[Cell]:
-    cells = [Cell(name, swatch=f"s{colour % 8}")]
+    cells = [Cell(name, swatch=swatch(colour))]
     for group in ["wrong", *(["outside"] if outside else [])]:
         values = [_mean(found, "right")] if group == "wrong" else []
         for value in [*values, _mean(found, group), _auroc(found, group)]:
