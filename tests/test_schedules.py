@@ -158,3 +158,28 @@ def test_tapering_steps_come_closer_to_the_minimum_than_constant_ones():
         error[schedule] = float((learn(cs.SAFL(train), task, federation, rounds=60).posterior.mean - best).norm())
     assert error[cs.Tapered(delta=0.8, unit="steps")] < 0.3 * error[None]
     assert math.isfinite(error[None])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        None,
+        cs.Tapered(),
+        cs.Tapered(unit="rounds"),
+        cs.Tapered(unit="steps"),
+        cs.PerClient(factors=(1.0, 3.0, 0.5, 2.0, 1.0)),
+    ],
+    ids=str,
+)
+def test_a_clients_time_is_the_sum_of_its_step_sizes(schedule):
+    _, federation = linear()
+    ids = federation.sizes.argsort(descending=True)
+    cohort = cs.Cohort(federation, ids, round=3, round_size=len(ids), seed=0)
+    train = cs.SGD(lr=0.2, epochs=2, batch=4, schedule=schedule)
+    walked, taken = torch.zeros(len(ids), 1), torch.zeros(len(ids), 1)
+    for epoch in range(train.epochs):
+        for step, (k, _) in enumerate(cohort.epoch(epoch, train.batch)):
+            walked[:k] += train.pace(cohort, epoch, step, k)
+            taken[:k] += 1
+    torch.testing.assert_close(train.time(cohort), walked)
+    assert torch.equal(train.steps(cohort), taken)

@@ -84,7 +84,7 @@ def times(train: Chain, federation: Federation, rounds: int, weights: Tensor | N
 def drifts(train: Chain, federation: Federation, rounds: int) -> Tensor:
     """The sum of each client's steps in each round, [rounds, clients]: lr · c_i · Σ a_n over its epochs × B_i steps."""
     _check_train(train)
-    batches, schedule = _batches(train, federation), train.schedule
+    batches, schedule = train.batches(federation.sizes.cpu()), train.schedule
     found = torch.empty(rounds, len(federation), dtype=torch.float64)
     for count in set(batches.tolist()):
         step = torch.arange(rounds * train.epochs * count)
@@ -265,11 +265,6 @@ def _weights(federation: Federation, weights: Tensor | None) -> Tensor:
     return p / p.sum()
 
 
-def _batches(train: Chain, federation: Federation) -> Tensor:
-    """B_i, local steps of each client in an epoch."""
-    return -(-federation.sizes.cpu() // train.batch)
-
-
 def _own(train: Chain, federation: Federation) -> Tensor:
     """c_i, each client's factor on the step size."""
     own = None if train.schedule is None else train.schedule.for_clients(torch.arange(len(federation)))
@@ -279,7 +274,7 @@ def _own(train: Chain, federation: Federation) -> Tensor:
 def _pull(train: Chain, federation: Federation) -> Tensor:
     """c_i B_i, to which the sum of a client's steps in a round is proportional."""
     _check_train(train)
-    batches = _batches(train, federation)
+    batches = train.batches(federation.sizes.cpu())
     if train.schedule is not None and train.schedule.unit == "steps" and len(set(batches.tolist())) > 1:
         raise ConfigError(
             "clients of different sizes that each count their own steps taper at different paces, and the field "

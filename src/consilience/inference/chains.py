@@ -55,13 +55,34 @@ class Chain(ABC):
         """The step size of the first k clients at a step of the round: one for all, or one each [k, 1]."""
         if self.schedule is None:
             return self.lr
-        batches = (cohort.n[:k, 0].double() / self.batch).ceil()
-        count = self.schedule.count(cohort.round, epoch, step, self.epochs, batches)
-        factor, own = self.schedule.factor(count), self.schedule.for_clients(cohort.ids[:k])
-        if own is None and self.schedule.unit != "steps":
-            return self.lr * float(factor[0])
-        factor = factor if own is None else factor * own.to(factor.device)
+        by_steps = self.schedule.unit == "steps"  # else n is the same for all, and the device is not asked
+        batches = self.batches(cohort.n[:k, 0]) if by_steps else torch.ones(1, dtype=torch.float64)
+        factor = self.schedule.factor(self.schedule.count(cohort.round, epoch, step, self.epochs, batches))
+        own = self.schedule.for_clients(cohort.ids[:k])
+        if own is None and not by_steps:
+            return self.lr * float(factor)
+        factor = factor if own is None else factor.to(cohort.device) * own.to(cohort.device)
         return (self.lr * factor).to(cohort.n.dtype).unsqueeze(1)
+
+    def batches(self, n: Tensor) -> Tensor:
+        """How many steps an epoch has for clients with n examples."""
+        return (n.double() / self.batch).ceil()
+
+    def steps(self, cohort: Cohort) -> Tensor:
+        """How many steps clients take in a round, [K, 1]."""
+        return self.epochs * self.batches(cohort.n).to(cohort.n)
+
+    def time(self, cohort: Cohort) -> Tensor:
+        """The sum of the step sizes of clients in a round, [K, 1]: without a schedule lr · steps."""
+        if self.schedule is None:
+            return self.lr * self.steps(cohort)
+        total, batches = torch.zeros_like(cohort.n), self.batches(cohort.n)
+        by_steps = self.schedule.unit == "steps"
+        for epoch in range(self.epochs):
+            for step in range(int(batches.max()) if by_steps else 1):
+                pace = self.pace(cohort, epoch, step, len(cohort))
+                total += pace * ((step < batches) if by_steps else batches).to(cohort.n)
+        return total
 
     def memory(self, theta: Tensor) -> Memory:
         """What `move` remembers from step to step: tensors with the client axis of θ [K, P], 0 at a round's start."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -81,7 +80,7 @@ def plain(task: Task) -> Task:
 
 def curvature(federation: Federation, train: SGD) -> tuple[Tensor, Tensor]:
     """A and w* of the regressions' field h(w) = −A (w − w*), by the normal equations of Σ p_i (B_i / B̄) f_i."""
-    steps = torch.tensor([math.ceil(size / train.batch) for size in federation.sizes.tolist()]).double()
+    steps = train.batches(federation.sizes)
     a, b = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for client, share in enumerate((steps / steps.sum()).tolist()):
         data = federation.client(client)
