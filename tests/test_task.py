@@ -514,5 +514,8 @@ def test_compiled_convolutions_and_dropout_on_a_gpu_are_those_of_plain_code(clie
     slopes = []
     for compile in (False, True):
         task = Classification(module).prepare("cuda", torch.float64, compile=compile, chunk=7)
-        slopes.append(task.gradient()(task.initial().repeat(clients, 1), batch)[0])
+        theta = task.initial().repeat(clients, 1)
+        slopes.append(
+            [task.gradient()(theta * scale, batch)[0] for scale in (1, 2, 3)]
+        )  # a result must outlive the next
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-12)

@@ -140,23 +140,19 @@ class Cohort:
         weight = real.to(self.dtype)
         if self._static:  # compiled code wants one batch size: fill up with weightless copies
             index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
+        key = keys.folds(self._key, [f"{purpose} {step}" for step in range(steps)])
         for step in range(steps):
             if self._steps_left is not None:
                 if self._steps_left <= 0 and step >= least:
                     return
                 self._steps_left -= 1
             k = int((self._sizes > step * size).sum())
-            yield (
-                k,
-                self._gather(index, weight, slice(step * size, (step + 1) * size), k, f"{purpose} {step}", change),
-            )
+            columns = slice(step * size, (step + 1) * size)
+            yield k, self._gather(index[:k, columns], weight[:k, columns], key[:k, step], change)
 
-    def _gather(
-        self, index: Tensor, weight: Tensor, columns: slice, k: int, purpose: str, change: Change | None
-    ) -> Batch:
-        chosen, data = index[:k, columns], self.federation.data
-        key = keys.fold(self._key[:k], purpose)
+    def _gather(self, chosen: Tensor, weight: Tensor, key: Tensor, change: Change | None) -> Batch:
+        data = self.federation.data
         x = data.inputs(chosen, self.dtype)
         if change is not None:
             x = change(x, key)
-        return Batch(x, data.targets(chosen, self.dtype), weight[:k, columns], key)
+        return Batch(x, data.targets(chosen, self.dtype), weight, key)

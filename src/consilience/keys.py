@@ -9,6 +9,7 @@ that is the fastest way, and there CPU and GPU streams differ.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -48,6 +49,12 @@ def key(seed: int, *, purpose: str, round: int = 0, client: int | Tensor = 0) ->
 def fold(key: Tensor, purpose: str) -> Tensor:
     """A further key for a purpose inside a purpose."""
     return mix(key ^ zlib.crc32(purpose.encode()))
+
+
+def folds(key: Tensor, purposes: Sequence[str]) -> Tensor:
+    """[..., purposes]: `fold` for several purposes at once."""
+    hashes = torch.tensor([zlib.crc32(purpose.encode()) for purpose in purposes], device=key.device)
+    return mix(key.unsqueeze(-1) ^ hashes)
 
 
 def bits(key: Tensor, count: int) -> Tensor:

@@ -22,6 +22,34 @@ log = logging.getLogger("consilience")
 # How far compiled code may be from plain code, relative to the length of the result: far above rounding, and far
 # below what a wrong kernel or another dropout mask would give.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05, torch.bfloat16: 0.3}
+REPLAYED = 1 << 24  # numbers in θ up to which a cohort's step on a GPU is replayed: larger ones outlast their launches
+
+
+class Replay:
+    """A compiled function on a GPU, recorded as one CUDA graph. The step of a small network is some fifty kernels that
+    take less time than their launches; replayed, they are launched as one. Arguments are copied to where they were
+    at the recording, results are copied from there; arguments of other shapes are left to the function."""
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Tree, ...]) -> None:
+        self.fn, self.args = fn, tree_map(torch.clone, args)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # compile, and let libraries make their workspaces
+                fn(*self.args)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = fn(*self.args)
+
+    def __call__(self, *args: Tree) -> Any:
+        """The function's result."""
+        kept, given = tree_leaves(self.args), tree_leaves(args)
+        if [leaf.shape for leaf in kept] != [leaf.shape for leaf in given]:
+            return self.fn(*args)
+        torch._foreach_copy_(kept, given)
+        self.graph.replay()
+        return tree_map(torch.clone, self.result)
 
 
 class Cohorts:
@@ -35,6 +63,7 @@ class Cohorts:
     def __init__(self, task: Task, fn: Callable[..., Any], differentiate: bool) -> None:
         self.task, self.fn, self.differentiate = task, fn, differentiate
         self.graphs: dict[Any, Callable[..., Any]] = {}
+        self.fillers: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
         """Own arguments have the client axis, shared ones do not."""
@@ -61,8 +90,7 @@ class Cohorts:
         own = tree_map(lambda leaf: leaf.contiguous(), own)  # other strides would be compiled again
         size = self._bucket(k)
         if size != k:
-            filler = [i if i < k else 0 for i in range(size)]
-            own = rows(own, torch.tensor(filler, device=self.task.device))
+            own = rows(own, self._filler(k, size))
         result = self._run(size, own, shared)
         return result if size == k else rows(result, slice(k))
 
@@ -72,12 +100,17 @@ class Cohorts:
             size = -(-size // 2)
         return size
 
+    def _filler(self, k: int, size: int) -> Tensor:
+        if (k, size) not in self.fillers:
+            self.fillers[k, size] = torch.tensor([i if i < k else 0 for i in range(size)], device=self.task.device)
+        return self.fillers[k, size]
+
     def _run(self, size: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> Any:
         key = (size if self.task.compiled else size > 1, len(own))
         if key in self.graphs:
             return self.graphs[key](*own, *shared)
         plain = self._plain(size, len(own))
-        self.graphs[key] = self._compiled(plain, size) if self.task.compiled else plain
+        self.graphs[key] = self._compiled(plain, size, (*own, *shared)) if self.task.compiled else plain
         result = self.graphs[key](*own, *shared)
         if self.task.compiled and (apart := self._apart(result, size, own, shared)) > self._tolerance:
             log.warning(
@@ -103,12 +136,14 @@ class Cohorts:
 
         return cohort
 
-    def _compiled(self, cohort: Any, size: int) -> Callable[..., Any]:
+    def _compiled(self, cohort: Any, size: int, args: tuple[Tree, ...]) -> Callable[..., Any]:
         # Dynamo counts recompilations for each code object: a fresh one a graph, so that no graph of another
         # function can push this one over the limit, where it would quietly run uncompiled.
         code = cohort.__code__.replace(co_name=f"cohort_of_{size}_{id(self)}")
         isolated = types.FunctionType(code, cohort.__globals__, code.co_name, None, cohort.__closure__)
-        return torch.compile(isolated, dynamic=False, fullgraph=True)
+        compiled = torch.compile(isolated, dynamic=False, fullgraph=True)
+        small = tree_leaves(args)[0].numel() <= REPLAYED
+        return Replay(compiled, args) if self.task.device.type == "cuda" and self.differentiate and small else compiled
 
     @property
     def _tolerance(self) -> float:
