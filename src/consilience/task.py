@@ -8,7 +8,6 @@ and plain autograd for a cohort of one, lives here: algorithms write the loss of
 from __future__ import annotations
 
 import copy
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -40,6 +39,10 @@ class Batch:
     y: Tensor
     w: Tensor
     key: Tensor
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The mean of losses [B] over one client's examples; padding has weight 0."""
+        return (losses * self.w).sum() / self.w.sum().clamp_min(1e-12)
 
 
 class _Part:
@@ -232,25 +235,25 @@ class Task(ABC):
         return output
 
     def features_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One client's (input of the last linear layer, output)."""
+        """One client's (input of the last linear layer, a vector an example; output)."""
         if self.head is None:
             raise TaskError("the module has no linear layer, so it has no features before the last one")
         output, inputs = self.tapped_one(theta, x, key)
-        return inputs[self.head].to(self.dtype), output
+        return inputs[self.head].to(self.dtype).flatten(1), output
 
     def tapped_one(
         self,
         theta: Tensor,
         x: Tensor,
         key: Tensor | None = None,
-        offsets: Mapping[str, Tensor] = types.MappingProxyType({}),
+        offsets: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One client's (output, inputs of linear layers by name: of the last one, or of all when `only_linear`).
         An offset is added to the output of its layer."""
         part = self._parts[MAIN]
         _, taps = part.evaluation if key is None else part.training
         for name, tap in taps.items():
-            tap.open(offsets.get(name))
+            tap.open(None if offsets is None else offsets.get(name))
         try:
             output = self.apply_one(theta, x, key)
         finally:
@@ -258,9 +261,8 @@ class Task(ABC):
         return output, {name: seen for name, seen in inputs.items() if seen is not None}
 
     def loss_one(self, theta: Tensor, batch: Batch) -> Tensor:
-        """One client's mean loss over a batch; padding has weight 0."""
-        losses = self.losses(self.apply_one(theta, batch.x, batch.key), batch.y)
-        return (losses * batch.w).sum() / batch.w.sum().clamp_min(1e-12)
+        """One client's mean loss over a batch."""
+        return batch.mean(self.losses(self.apply_one(theta, batch.x, batch.key), batch.y))
 
     def fisher_one(self, theta: Tensor, batch: Batch) -> Tensor:
         """Diagonal Fisher information: the mean over examples of (∂ log p(y|x,θ)/∂θ)², y drawn from the model.

@@ -110,7 +110,10 @@ class Cohorts:
         if key in self.graphs:
             return self.graphs[key](*own, *shared)
         plain = self._plain(size, len(own))
-        self.graphs[key] = self._compiled(plain, size, (*own, *shared)) if self.task.compiled else plain
+        if self.task.compiled:
+            self.graphs[key] = self._recorded(self._compiled(plain, size), (*own, *shared))
+        else:
+            self.graphs[key] = plain
         result = self.graphs[key](*own, *shared)
         if self.task.compiled and (apart := self._apart(result, size, own, shared)) > self._tolerance:
             log.warning(
@@ -136,12 +139,14 @@ class Cohorts:
 
         return cohort
 
-    def _compiled(self, cohort: Any, size: int, args: tuple[Tree, ...]) -> Callable[..., Any]:
+    def _compiled(self, cohort: Any, size: int) -> Callable[..., Any]:
         # Dynamo counts recompilations for each code object: a fresh one a graph, so that no graph of another
         # function can push this one over the limit, where it would quietly run uncompiled.
         code = cohort.__code__.replace(co_name=f"cohort_of_{size}_{id(self)}")
         isolated = types.FunctionType(code, cohort.__globals__, code.co_name, None, cohort.__closure__)
-        compiled = torch.compile(isolated, dynamic=False, fullgraph=True)
+        return torch.compile(isolated, dynamic=False, fullgraph=True)
+
+    def _recorded(self, compiled: Callable[..., Any], args: tuple[Tree, ...]) -> Callable[..., Any]:
         small = tree_leaves(args)[0].numel() <= REPLAYED
         return Replay(compiled, args) if self.task.device.type == "cuda" and self.differentiate and small else compiled
 

@@ -5,25 +5,39 @@ from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.downpour import Downpour
 from consilience.algorithms.ensemble import Ensemble
 from consilience.algorithms.fedavg import FedAvg
+from consilience.algorithms.fedbe import FedBE
+from consilience.algorithms.feddc import FedDC
+from consilience.algorithms.feddyn import FedDyn
 from consilience.algorithms.fedep import FedEP
+from consilience.algorithms.fedla import FedLA
+from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fedpa import FedPA, FedPADiagonal
 from consilience.algorithms.fedprox import FedProx
 from consilience.algorithms.fedsep import FedSEP
 from consilience.algorithms.fedsgd import FedSGD
+from consilience.algorithms.moon import MOON
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.references import LocalOnly, Pooled
 from consilience.algorithms.safl import SAFL
+from consilience.algorithms.scaffold import SCAFFOLD
 from consilience.algorithms.switch import Switch
 
 __all__ = [
     "ADF",
+    "MOON",
     "PFNM",
     "SAFL",
+    "SCAFFOLD",
     "Algorithm",
     "Downpour",
     "Ensemble",
     "FedAvg",
+    "FedBE",
+    "FedDC",
+    "FedDyn",
     "FedEP",
+    "FedLA",
+    "FedNova",
     "FedPA",
     "FedPADiagonal",
     "FedProx",

@@ -6,6 +6,7 @@ from consilience.inference.mcmc import MCMC
 from consilience.inference.newton import Newton
 from consilience.inference.ngvi import NGVI
 from consilience.inference.schedules import Cosine, PerClient, Schedule, Tapered
+from consilience.inference.sigmoid_moments import sigmoid_moments, sigmoid_site
 from consilience.inference.tilted import Identity, Tilted
 
 __all__ = [
@@ -24,4 +25,6 @@ __all__ = [
     "Schedule",
     "Tapered",
     "Tilted",
+    "sigmoid_moments",
+    "sigmoid_site",
 ]

@@ -11,6 +11,7 @@ from consilience.data.dataset import Data
 from consilience.data.loaders.emnist import emnist62
 from consilience.data.loaders.files import data_root
 from consilience.data.loaders.idx import fashion_mnist, mnist, mnist_writers
+from consilience.data.loaders.imagenet import tiny_imagenet
 from consilience.data.loaders.parquet import cifar10, cifar100, image_parquet
 from consilience.data.loaders.silos import csv_silos
 from consilience.data.loaders.stack_overflow import stackoverflow
@@ -41,6 +42,7 @@ DATASETS: dict[str, Callable[..., Data]] = {
     "mnist-writers": mnist_writers,
     "stackoverflow": stackoverflow,
     "stl10": stl10,
+    "tiny-imagenet": tiny_imagenet,
 }
 
 

@@ -1,0 +1,84 @@
+"""SCAFFOLD: control variates that take out what sets a client's gradient apart (Karimireddy et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.corrections import Steered, apart, change_of_control, need_plain_steps
+from consilience.algorithms.fedavg import Averaged, continued
+from consilience.cohort import Cohort, Info
+from consilience.gaussian import Gaussian
+from consilience.inference import SGD
+from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.records import Point, Weighted, record
+from consilience.task import Task
+
+
+@record
+class Control:
+    """A client's control variate c_k: its mean gradient when it last took part."""
+
+    c: Tensor
+
+
+@record
+class Scaffold:
+    """FedAvg's state, the mean c of all c_k, and the number K of clients."""
+
+    averaged: Averaged
+    c: Tensor
+    clients: Tensor
+
+
+@algorithm
+class SCAFFOLD(Algorithm):
+    """w_k ← w_k − lr (∇f_k(w_k) − c_k + c), from w; c_k ← c_k − c + (w − w_k)/T, T the sum of the step sizes (option
+    II of the paper); w ← w + optimiser(mean of w_k − w), c ← c + Σ (change of c_k)/K. All c begin at 0.
+
+    The mean over a round's clients is uniform, so the objective is the mean of their losses, whatever their sizes.
+    c_k is a mean gradient only if steps are plain: momentum is refused. The paper's η_g is the server's lr.
+    """
+
+    train: SGD = SGD()
+    server: ServerOptimizer = Momentum()
+
+    def __post_init__(self) -> None:
+        need_plain_steps(self.train, self.name)
+
+    def start(self, task: Task, info: Info) -> Scaffold:
+        """The module's own weights, and c = 0."""
+        w = info.initial
+        return Scaffold(continued(info, self.server), torch.zeros_like(w), info.clients.to(w).view(1))
+
+    def client(self, task: Task, info: Info, n: Tensor) -> Control:
+        """c_k = 0."""
+        return Control(info.initial.new_zeros(len(n), len(info.initial)))
+
+    def message(self, server: Scaffold, ids: object) -> Steered:
+        """w and c."""
+        return Steered(server.averaged.model, server.c)
+
+    def local(self, task: Task, message: Steered, state: Control, cohort: Cohort) -> tuple[Weighted, Control]:
+        """Train from w with the correction c − c_k; send what changed."""
+        w, c = message.model.theta, message.c
+        correction = Gaussian(state.c - c, w.new_zeros(1))
+        delta = self.train(task.gradient(), w, cohort, prior=correction).sub_(w)
+        change = change_of_control(c, delta, self.train.time(cohort))
+        return Weighted(Steered(Point(delta), change), torch.ones_like(cohort.n)), Control(state.c + change)
+
+    def fuse(self, server: Scaffold, update: Weighted) -> Scaffold:
+        """A server step along the mean change; c stays the mean of all c_k."""
+        model, memory = self.server.step(server.averaged.model, update.mean.model, server.averaged.memory)
+        return Scaffold(Averaged(model, memory), server.c + update.total.c / server.clients, server.clients)
+
+    def posterior(self, server: Scaffold) -> Point:
+        """A point."""
+        return server.averaged.model
+
+    def audit(self, server: Scaffold, states: Iterable[Control]) -> dict[str, float]:
+        """c is the mean of all c_k."""
+        return {"c_apart_from_clients": apart("c", server.c, (group.c for group in states))}
