@@ -40,9 +40,10 @@ class Batch:
     w: Tensor
     key: Tensor
 
-    def mean(self, losses: Tensor) -> Tensor:
-        """The mean of losses [B] over one client's examples; padding has weight 0."""
-        return (losses * self.w).sum() / self.w.sum().clamp_min(1e-12)
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of values [B, ...] over one client's examples; padding has weight 0."""
+        weight = self.w.view(-1, *[1] * (values.dim() - 1))
+        return (values * weight).sum(0) / self.w.sum().clamp_min(1e-12)
 
 
 class _Part:
@@ -166,9 +167,13 @@ class Task(ABC):
         ]
         return torch.cat(values).to(self.device, self.dtype)
 
-    def slice(self, module: str = MAIN) -> slice:
-        """Where a part lies in the flat vector."""
-        return self._parts[module].slice
+    def slice(self, module: str = MAIN, parameter: str | None = None) -> slice:
+        """Where a part, or one of its parameters, lies in the flat vector."""
+        part = self._parts[module]
+        if parameter is None:
+            return part.slice
+        start = part.slice.start + sum(part.sizes[: part.names.index(parameter)])
+        return slice(start, start + part.sizes[part.names.index(parameter)])
 
     def _changed(self) -> Self:
         new = copy.copy(self)
@@ -221,8 +226,13 @@ class Task(ABC):
                         buffer.data = buffer.data.to(torch.bfloat16 if bf16 else dtype)
         return new
 
-    def call_one(self, module: str, theta: Tensor, *args: Tensor, key: Tensor | None = None) -> Any:
-        """One client's part `module` on any arguments; with a key, in training (dropout acts)."""
+    def call_one(
+        self, module: str, theta: Tensor, *args: Tensor, key: Tensor | None = None, exact: bool = False
+    ) -> Any:
+        """One client's part `module` on any arguments; with a key, in training (dropout acts); `exact` leaves out
+        bfloat16, for small networks whose digits matter."""
+        if exact:
+            return self._parts[module](theta, args, key)
         if self.bf16:
             theta = theta.to(torch.bfloat16)
             args = tuple(a.to(torch.bfloat16) if a.is_floating_point() else a for a in args)

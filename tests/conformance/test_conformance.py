@@ -61,6 +61,8 @@ ALGORITHMS += [
     cs.PFNM(LOCAL, how=cs.DPMeans(penalty=1.0)),
     cs.PFNM(LOCAL, streaming=True),
     cs.PFNM(cs.AMSGrad(lr=0.01, epochs=2, batch=16), observe_missing=False),
+    cs.FedNP(cs.RMSprop(lr=0.01, epochs=2, batch=16), signal="losses", signal_hidden=4, own_network=True, prior=False),
+    cs.SCAFFOLD(LOCAL, variate="gradient"),
 ]
 
 
@@ -117,7 +119,7 @@ def test_a_cohort_is_the_same_as_its_clients_one_by_one(algorithm, plan, task, f
 
 @every
 def test_the_order_of_clients_changes_nothing(algorithm, task, federation):
-    federation = algorithm.arrange(federation)
+    task, federation = algorithm.adapt(task), algorithm.arrange(federation)
     shares = []
     for ids in (torch.arange(len(federation)), torch.arange(len(federation)).flip(0)):
         engine = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)

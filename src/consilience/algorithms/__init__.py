@@ -11,6 +11,7 @@ from consilience.algorithms.feddyn import FedDyn
 from consilience.algorithms.fedep import FedEP
 from consilience.algorithms.fedla import FedLA
 from consilience.algorithms.fednova import FedNova
+from consilience.algorithms.fednp import FedNP
 from consilience.algorithms.fedpa import FedPA, FedPADiagonal
 from consilience.algorithms.fedprox import FedProx
 from consilience.algorithms.fedsep import FedSEP
@@ -37,6 +38,7 @@ __all__ = [
     "FedDyn",
     "FedEP",
     "FedLA",
+    "FedNP",
     "FedNova",
     "FedPA",
     "FedPADiagonal",

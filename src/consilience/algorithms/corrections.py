@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.errors import ConfigError, ConsilienceError
-from consilience.inference import SGD
+from consilience.inference import SGD, Chain
 from consilience.records import Point, record
 
 
@@ -20,7 +20,7 @@ class Steered:
     c: Tensor
 
 
-def need_plain_steps(train: SGD, name: str) -> None:
+def need_plain_steps(train: Chain, name: str) -> None:
     """Refuse chains whose displacement is not the sum of step · slope."""
     if not isinstance(train, SGD):
         raise ConfigError(f"{name} needs plain SGD, got {type(train).__name__}")

@@ -13,7 +13,7 @@ from consilience.algorithms.natural import Natural
 from consilience.cohort import Cohort, Info
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
-from consilience.inference import SGD
+from consilience.inference import SGD, Chain
 from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.ranges import Range, Ranges
 from consilience.records import Point, Weighted
@@ -30,7 +30,7 @@ class FedPA(Algorithm):
     """
 
     ranges: ClassVar[Ranges] = {"rho": Range(1e-3, 1.0)}
-    train: SGD = SGD(epochs=5)
+    train: Chain = SGD(epochs=5)
     server: ServerOptimizer = Momentum()
     rho: float = 0.01
     burn_in: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from consilience.algorithms.corrections import Steered, apart, change_of_control
 from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
 from consilience.gaussian import Gaussian
-from consilience.inference import SGD
+from consilience.inference import SGD, Chain
 from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.records import Point, Weighted, record
 from consilience.task import Task
@@ -36,18 +37,24 @@ class Scaffold:
 
 @algorithm
 class SCAFFOLD(Algorithm):
-    """w_k ← w_k − lr (∇f_k(w_k) − c_k + c), from w; c_k ← c_k − c + (w − w_k)/T, T the sum of the step sizes (option
-    II of the paper); w ← w + optimiser(mean of w_k − w), c ← c + Σ (change of c_k)/K. All c begin at 0.
+    """w_k ← w_k − lr (∇f_k(w_k) − c_k + c), from w; w ← w + optimiser(mean of w_k − w), c ← c + Σ (change of c_k)/K.
+    All c begin at 0. The new c_k is, by `variate`,
+
+    - "path": c_k − c + (w − w_k)/T, T the sum of the step sizes (option II of the paper): the mean gradient on the way,
+      if steps are plain, so momentum is refused;
+    - "gradient": ∇f_k(w) (option I), for one more pass over the data, and with any chain.
 
     The mean over a round's clients is uniform, so the objective is the mean of their losses, whatever their sizes.
-    c_k is a mean gradient only if steps are plain: momentum is refused. The paper's η_g is the server's lr.
+    The paper's η_g is the server's lr.
     """
 
-    train: SGD = SGD()
+    train: Chain = SGD()
     server: ServerOptimizer = Momentum()
+    variate: Literal["path", "gradient"] = "path"
 
     def __post_init__(self) -> None:
-        need_plain_steps(self.train, self.name)
+        if self.variate == "path":
+            need_plain_steps(self.train, self.name)
 
     def start(self, task: Task, info: Info) -> Scaffold:
         """The module's own weights, and c = 0."""
@@ -67,7 +74,11 @@ class SCAFFOLD(Algorithm):
         w, c = message.model.theta, message.c
         correction = Gaussian(state.c - c, w.new_zeros(1))
         delta = self.train(task.gradient(), w, cohort, prior=correction).sub_(w)
-        change = change_of_control(c, delta, self.train.time(cohort))
+        if self.variate == "gradient":
+            everywhere = w.expand(len(cohort), -1)
+            change = cohort.mean(task.gradient(), everywhere, self.train.batch) - state.c
+        else:
+            change = change_of_control(c, delta, self.train.time(cohort))
         return Weighted(Steered(Point(delta), change), torch.ones_like(cohort.n)), Control(state.c + change)
 
     def fuse(self, server: Scaffold, update: Weighted) -> Scaffold:

@@ -1,6 +1,6 @@
 """What a client does with its data: chains that move its weights, and what it then believes of them."""
 
-from consilience.inference.chains import SGD, SGHMC, SGLD, AMSGrad, Chain
+from consilience.inference.chains import SGD, SGHMC, SGLD, AMSGrad, Chain, RMSprop
 from consilience.inference.laplace import Laplace
 from consilience.inference.mcmc import MCMC
 from consilience.inference.newton import Newton
@@ -22,6 +22,7 @@ __all__ = [
     "Laplace",
     "Newton",
     "PerClient",
+    "RMSprop",
     "Schedule",
     "Tapered",
     "Tilted",

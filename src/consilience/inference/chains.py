@@ -214,6 +214,32 @@ class AMSGrad(Chain):
 
 
 @dataclass(frozen=True)
+class RMSprop(Chain):
+    """v ← α v + (1 − α) g², θ ← θ − lr · g / (√v + eps), v = 0 at the start of each round (Hinton, 2012). As v is not
+    corrected for its start, the first steps of a round are 1/√(1 − α) times as long as later ones."""
+
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-4, 3e-2)}
+    lr: float = 0.01
+    alpha: float = 0.99
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.alpha < 1 and self.eps > 0):
+            raise ConfigError(f"alpha must lie in [0, 1) and eps above 0, got {self.alpha} and {self.eps}")
+
+    def memory(self, theta: Tensor) -> Memory:
+        """v."""
+        return (torch.zeros_like(theta),)
+
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+        """Down the slope, in units of its usual size."""
+        (second,) = memory
+        second.mul_(self.alpha).addcmul_(slope, slope, value=1 - self.alpha)
+        _descend(theta, slope.div_(second.sqrt().add_(self.eps)), lr)
+
+
+@dataclass(frozen=True)
 class SGLD(Chain):
     """θ ← θ − lr · g + √(2 lr T / n) ξ: samples of exp(−n · objective / T) for small steps (Welling & Teh, 2011).
 

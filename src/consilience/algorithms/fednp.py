@@ -1,0 +1,233 @@
+"""FedNP: clients hear of data that they have never seen through a small latent z (Wu et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from consilience import guards
+from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.fedavg import Averaged, continued
+from consilience.cohort import Cohort, Info
+from consilience.errors import ConfigError, ConsilienceError, TaskError
+from consilience.gaussian import Gaussian
+from consilience.inference import SGD, Chain, sigmoid_moments, sigmoid_site
+from consilience.inference.sigmoid_moments import How
+from consilience.models.npn import npn
+from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.ranges import Range, Ranges
+from consilience.records import Point, Weighted, record
+from consilience.task import Batch, Task
+
+SIGNAL, NETWORK = "signal", "npn"  # the parts that are appended to the user's network
+LEAST = 1e-6  # variances relative to what they are compared with
+
+
+@record
+class Propagated:
+    """FedAvg's state for the weights of all three networks, and the belief q(z)."""
+
+    averaged: Averaged
+    q: Gaussian
+
+
+@record
+class Told:
+    """What clients are told: the weights, and q(z)."""
+
+    model: Point
+    q: Gaussian
+
+
+@record
+class Answered:
+    """What clients answer: how the weights changed, and the factor by which their sites did."""
+
+    change: Weighted
+    site: Gaussian
+
+
+@record
+class LatentSite:
+    """A client's own factor of q(z) [K, d], and its own natural-parameter network, if it keeps one."""
+
+    factor: Gaussian
+    network: Tensor | None
+
+
+@algorithm
+class FedNP(Algorithm):
+    """q(z) = p₀ Π_k q_k(z), where z [d] stands for all clients' data and q_k is what client k's data say of it.
+
+    A client's likelihood of z is Π_i σ(f z_i), f = bound · tanh(mean over its examples of a small network on features).
+    cavity q₋ₖ = q / q_k; tilted q̂ ≈ Π σ(f z_i) q₋ₖ at every step, afresh; a natural-parameter network takes q̂ to a
+    Gaussian over the weights W of a layer, N(μ, v), which W and z are drawn towards:
+
+        loss + λ { mean_i KL(N(μ_i, v_i) ‖ N(W_i, ε)) + Σ_j KL(q̂_j ‖ N(0, 1)) }.
+
+    Once a round q_k ← tilted / cavity, with f over all of the client's data. Weights are averaged as in FedAvg.
+
+    `signal` is what f hears: the "features" before the last linear layer, every example's "losses", or "nothing"
+    (f = 0, the ablation: what is left is a learned spring on W). `pool="all"` takes the mean over f's d outputs too, as
+    in the paper; then all z_i remain alike, and d says nothing. With `prior` q begins as p₀ = N(0, 1) and sites as 1;
+    without, as in the paper, sites begin as N(0, K − 1). Either way cavities begin as N(0, 1).
+    """
+
+    ranges: ClassVar[Ranges] = {"strength": Range(1e-3, 1.0)}
+    train: Chain = SGD()
+    server: ServerOptimizer = Momentum()
+    strength: float = 0.01
+    epsilon: float = 1.0
+    latent: int = 10
+    hidden: int = 10
+    layer: str | None = None
+    signal: Literal["features", "losses", "nothing"] = "features"
+    signal_hidden: int = 0
+    pool: Literal["all", "batch"] = "batch"
+    bound: float = 3.0
+    moments: How = "derivative"
+    detach: bool = False
+    own_network: bool = False
+    prior: bool = True
+
+    def __post_init__(self) -> None:
+        for name, low in {"strength": 0, "latent": 1, "hidden": 1, "signal_hidden": 0}.items():
+            if not getattr(self, name) >= low:
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        for name in ("epsilon", "bound"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+
+    @property
+    def name(self) -> str:
+        """The ablation is a method of its own."""
+        return "FedNP, f = 0" if self.signal == "nothing" else "FedNP"
+
+    def adapt(self, task: Task) -> Task:
+        """Append the network of f and the natural-parameter network. They begin alike in every run."""
+        if task.head is None:
+            raise TaskError("FedNP needs a linear layer, whose weights it can predict, but the module has none")
+        head = task.module.get_submodule(task.head)
+        heard = int(head.in_features) if self.signal == "features" else 1  # type: ignore[arg-type]
+        predicted = task.slice(parameter=self._weights(task))
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            layers: list[nn.Module] = [nn.Linear(self.signal_hidden or heard, self.latent)]
+            if self.signal_hidden:
+                layers = [nn.Linear(heard, self.signal_hidden), nn.Tanh(), *layers]
+            network = npn(self.latent, self.hidden, predicted.stop - predicted.start)
+            return task.extend(**{SIGNAL: nn.Sequential(*layers), NETWORK: network})
+
+    def _weights(self, task: Task) -> str:
+        name = f"{task.head if self.layer is None else self.layer}.weight"
+        if name not in task.names:
+            raise ConfigError(f"layer {self.layer!r} has no weights to predict; there are {', '.join(task.names)}")
+        return name
+
+    def start(self, task: Task, info: Info) -> Propagated:
+        """The modules' own weights, and q = N(0, 1), or the product of the sites."""
+        clients = int(info.clients)
+        if not self.prior and clients < 2:
+            raise ConfigError("one client has no others whose sites could be its cavity: it needs prior = true")
+        precision = 1.0 if self.prior else clients / (clients - 1)
+        nothing = info.initial.new_zeros(self.latent)
+        return Propagated(continued(info, self.server), Gaussian(nothing, nothing + precision))
+
+    def client(self, task: Task, info: Info, n: Tensor) -> LatentSite:
+        """A factor that says nothing, or its share of N(0, 1)."""
+        nothing = info.initial.new_zeros(len(n), self.latent)
+        precision = 0.0 if self.prior else 1 / max(int(info.clients) - 1, 1)
+        network = info.initial[task.slice(NETWORK)].expand(len(n), -1).clone() if self.own_network else None
+        return LatentSite(Gaussian(nothing, nothing + precision), network)
+
+    def message(self, server: Propagated, ids: object) -> Told:
+        """The weights and q(z): every client takes its own site out."""
+        return Told(server.averaged.model, server.q)
+
+    def heard(self, task: Task, theta: Tensor, batch: Batch, key: Tensor | None) -> tuple[Tensor, Tensor]:
+        """One client's (output of f's network before pooling and bound, the mean over examples [d]; losses [B])."""
+        features, output = task.features_one(theta, batch.x, key)
+        losses = task.losses(output, batch.y)
+        seen = features if self.signal == "features" else losses.unsqueeze(1)
+        return batch.mean(task.call_one(SIGNAL, theta, seen, exact=True)), losses
+
+    def f(self, heard: Tensor) -> Tensor:
+        """f [..., d] from that mean."""
+        if self.signal == "nothing":
+            return torch.zeros_like(heard)
+        pooled = heard.mean(-1, keepdim=True).expand_as(heard) if self.pool == "all" else heard
+        return self.bound * pooled.tanh()
+
+    def loss(self, task: Task, theta: Tensor, batch: Batch, mean: Tensor, var: Tensor) -> Tensor:
+        """One client's loss, with what the others' data say of W."""
+        heard, losses = self.heard(task, theta, batch, batch.key)
+        m, s = sigmoid_moments(self.f(heard.detach() if self.detach else heard), mean, var, self.moments)
+        s = torch.maximum(s, LEAST * var)  # negative where moments are "printed"
+        mu, v = task.call_one(NETWORK, theta, m, s, exact=True)
+        v = v.clamp_min(LEAST * self.epsilon)
+        w = theta[task.slice(parameter=self._weights(task))]
+        spring = ((v + (mu - w).square()) / self.epsilon - 1 - (v / self.epsilon).log()).mean() / 2
+        latent = (s + m.square() - 1 - s.log()).sum() / 2
+        value: Tensor = batch.mean(losses) + self.strength * (spring + latent)
+        return value
+
+    def heard_plainly(self, task: Task, theta: Tensor, batch: Batch) -> Tensor:
+        """What f's network makes of a batch, without dropout."""
+        return self.heard(task, theta, batch, None)[0]
+
+    def local(self, task: Task, message: Told, state: LatentSite, cohort: Cohort) -> tuple[Answered, LatentSite]:
+        """Cavity, train on tilted after tilted, site."""
+        w, mine = message.model.theta, task.slice(NETWORK)
+        cavity = message.q / state.factor
+        start = w
+        if state.network is not None:
+            start = w.repeat(len(cohort), 1)
+            start[:, mine] = state.network
+        trained = self.train(task.gradient(self.loss), start, cohort, cavity.mean, cavity.var)
+        heard = cohort.mean(task.vectorize(self.heard_plainly), trained, self.train.batch)
+        site = _sound(sigmoid_site(self.f(heard), cavity, self.moments), state.factor)
+        delta, network = trained - w, state.network
+        if network is not None:
+            network = trained[:, mine].clone()
+            delta[:, mine] = 0
+        answer = Answered(Weighted.of(Point(delta), cohort.n), site / state.factor)
+        return answer, LatentSite(site, network)
+
+    def fuse(self, server: Propagated, update: Answered) -> Propagated:
+        """A server step along the mean change, and q with the new sites in place of the old ones."""
+        model, memory = self.server.step(server.averaged.model, update.change.mean, server.averaged.memory)
+        return Propagated(Averaged(model, memory), server.q * update.site)
+
+    def posterior(self, server: Propagated) -> Point:
+        """A point; z is another matter (`weights`)."""
+        return server.averaged.model
+
+    def weights(self, task: Task, server: Propagated) -> Gaussian:
+        """What q(z) says of the layer's weights, N(μ, v); `task` as `adapt` returned it."""
+        mu, v = task.call_one(NETWORK, server.averaged.model.theta, server.q.mean, server.q.var, exact=True)
+        return Gaussian.of(mu.detach(), 1 / v.detach().clamp_min(LEAST * self.epsilon))
+
+    def facts(self, server: Propagated) -> dict[str, float]:
+        """How far q(z) has come from N(0, 1)."""
+        return {"z_mean": float(server.q.mean.mean()), "z_sd": float(server.q.var.sqrt().mean())}
+
+    def audit(self, server: Propagated, states: Iterable[LatentSite]) -> dict[str, float]:
+        """q is the prior times all sites."""
+        nothing = torch.zeros_like(server.q.eta)
+        product = Gaussian(nothing, nothing + float(self.prior))
+        for group in states:
+            product = product * group.factor.product()
+        gap = float((server.q / product).length / server.q.length)
+        if gap > 1e-3:
+            raise ConsilienceError(f"q(z) is not the product of the sites: they differ by {gap:.2g} of its length")
+        return {"q_apart_from_sites": gap}
+
+
+def _sound(new: Gaussian, old: Gaussian) -> Gaussian:
+    """The new sites, or the old one where a client's has a negative precision (never with "derivative"); counted."""
+    refused = ~(new.lam >= 0) & new.lam.isfinite()  # what is not finite goes on, and is named by the engine
+    guards.count("site refused", refused)
+    return Gaussian(torch.where(refused, old.eta, new.eta), torch.where(refused, old.lam, new.lam))
