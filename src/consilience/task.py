@@ -175,6 +175,12 @@ class Task(ABC):
         start = part.slice.start + sum(part.sizes[: part.names.index(parameter)])
         return slice(start, start + part.sizes[part.names.index(parameter)])
 
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """The flat vector in its parts, by name, each of which may stand for the whole in `call_one`. One split makes
+        the gradient one concatenation; a part cut out at every use would make it a sum of vectors full of zeros."""
+        sizes = [sum(part.sizes) for part in self._parts.values()]
+        return dict(zip(self._parts, theta.split_with_sizes(sizes), strict=True))
+
     def _changed(self) -> Self:
         new = copy.copy(self)
         new._parts, new._cache = dict(self._parts), {}

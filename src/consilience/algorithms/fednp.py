@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from consilience import guards
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError, ConsilienceError, TaskError
+from consilience.errors import ConfigError, ConsilienceError, TaskError, nearest
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Chain, sigmoid_moments, sigmoid_site
 from consilience.inference.sigmoid_moments import How
@@ -20,10 +20,13 @@ from consilience.models.npn import npn
 from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.ranges import Range, Ranges
 from consilience.records import Point, Weighted, record
-from consilience.task import Batch, Task
+from consilience.task import MAIN, Batch, Task
 
+Parts = dict[str, Tensor]  # weights of the user's network and of those that are appended
 SIGNAL, NETWORK = "signal", "npn"  # the parts that are appended to the user's network
 LEAST = 1e-6  # variances relative to what they are compared with
+Signal = Literal["features", "losses", "nothing"]
+Pool = Literal["all", "batch"]
 
 
 @record
@@ -72,8 +75,11 @@ class FedNP(Algorithm):
 
     `signal` is what f hears: the "features" before the last linear layer, every example's "losses", or "nothing"
     (f = 0, the ablation: what is left is a learned spring on W). `pool="all"` takes the mean over f's d outputs too, as
-    in the paper; then all z_i remain alike, and d says nothing. With `prior` q begins as p₀ = N(0, 1) and sites as 1;
-    without, as in the paper, sites begin as N(0, K − 1). Either way cavities begin as N(0, 1).
+    in the paper; then all z_i remain alike, and d says nothing. With `detach` f's network stays as it began.
+
+    With `prior` q begins as p₀ = N(0, 1) and sites as 1; without, as in the paper, sites begin as N(0, K − 1). Either
+    way cavities begin as N(0, 1). But Π_k σ(f_k z) alone is no density where all f_k have one sign: without a prior q
+    runs away there, unless training brings them apart.
     """
 
     ranges: ClassVar[Ranges] = {"strength": Range(1e-3, 1.0)}
@@ -84,9 +90,9 @@ class FedNP(Algorithm):
     latent: int = 10
     hidden: int = 10
     layer: str | None = None
-    signal: Literal["features", "losses", "nothing"] = "features"
+    signal: Signal = "features"
     signal_hidden: int = 0
-    pool: Literal["all", "batch"] = "batch"
+    pool: Pool = "batch"
     bound: float = 3.0
     moments: How = "derivative"
     detach: bool = False
@@ -100,6 +106,10 @@ class FedNP(Algorithm):
         for name in ("epsilon", "bound"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        for name, words in {"signal": Signal, "pool": Pool, "moments": How}.items():
+            if getattr(self, name) not in get_args(words):
+                word = getattr(self, name)
+                raise ConfigError(f"{name}={word!r} is not known; {nearest(word, get_args(words))}")
 
     @property
     def name(self) -> str:
@@ -122,9 +132,11 @@ class FedNP(Algorithm):
             return task.extend(**{SIGNAL: nn.Sequential(*layers), NETWORK: network})
 
     def _weights(self, task: Task) -> str:
-        name = f"{task.head if self.layer is None else self.layer}.weight"
+        layer = str(task.head) if self.layer is None else self.layer
+        name = f"{layer}.weight".removeprefix(".")  # the module may be one linear layer itself, whose name is ""
         if name not in task.names:
-            raise ConfigError(f"layer {self.layer!r} has no weights to predict; there are {', '.join(task.names)}")
+            layers = [known.removesuffix(".weight") for known in task.names if known.endswith(".weight")]
+            raise ConfigError(f"layer {layer!r} has no weights to predict; {nearest(layer, layers)}")
         return name
 
     def start(self, task: Task, info: Info) -> Propagated:
@@ -147,28 +159,33 @@ class FedNP(Algorithm):
         """The weights and q(z): every client takes its own site out."""
         return Told(server.averaged.model, server.q)
 
-    def heard(self, task: Task, theta: Tensor, batch: Batch, key: Tensor | None) -> tuple[Tensor, Tensor]:
+    def heard(self, task: Task, parts: Parts, batch: Batch, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """One client's (output of f's network before pooling and bound, the mean over examples [d]; losses [B])."""
-        features, output = task.features_one(theta, batch.x, key)
+        features, output = task.features_one(parts[MAIN], batch.x, key)
         losses = task.losses(output, batch.y)
         seen = features if self.signal == "features" else losses.unsqueeze(1)
-        return batch.mean(task.call_one(SIGNAL, theta, seen, exact=True)), losses
+        return batch.mean(task.call_one(SIGNAL, parts[SIGNAL], seen, exact=True)), losses
 
     def f(self, heard: Tensor) -> Tensor:
         """f [..., d] from that mean."""
-        if self.signal == "nothing":
-            return torch.zeros_like(heard)
         pooled = heard.mean(-1, keepdim=True).expand_as(heard) if self.pool == "all" else heard
         return self.bound * pooled.tanh()
 
+    def tilted(self, heard: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of q̂ [d], from those of the cavity."""
+        if self.signal == "nothing":
+            return mean, var
+        m, s = sigmoid_moments(self.f(heard.detach() if self.detach else heard), mean, var, self.moments)
+        return m, torch.maximum(s, LEAST * var)  # negative where moments are "printed"
+
     def loss(self, task: Task, theta: Tensor, batch: Batch, mean: Tensor, var: Tensor) -> Tensor:
         """One client's loss, with what the others' data say of W."""
-        heard, losses = self.heard(task, theta, batch, batch.key)
-        m, s = sigmoid_moments(self.f(heard.detach() if self.detach else heard), mean, var, self.moments)
-        s = torch.maximum(s, LEAST * var)  # negative where moments are "printed"
-        mu, v = task.call_one(NETWORK, theta, m, s, exact=True)
+        parts = task.split(theta)
+        heard, losses = self.heard(task, parts, batch, batch.key)
+        m, s = self.tilted(heard, mean, var)
+        mu, v = task.call_one(NETWORK, parts[NETWORK], m, s, exact=True)
         v = v.clamp_min(LEAST * self.epsilon)
-        w = theta[task.slice(parameter=self._weights(task))]
+        w = parts[MAIN][task.slice(parameter=self._weights(task))]
         spring = ((v + (mu - w).square()) / self.epsilon - 1 - (v / self.epsilon).log()).mean() / 2
         latent = (s + m.square() - 1 - s.log()).sum() / 2
         value: Tensor = batch.mean(losses) + self.strength * (spring + latent)
@@ -176,7 +193,7 @@ class FedNP(Algorithm):
 
     def heard_plainly(self, task: Task, theta: Tensor, batch: Batch) -> Tensor:
         """What f's network makes of a batch, without dropout."""
-        return self.heard(task, theta, batch, None)[0]
+        return self.heard(task, task.split(theta), batch, None)[0]
 
     def local(self, task: Task, message: Told, state: LatentSite, cohort: Cohort) -> tuple[Answered, LatentSite]:
         """Cavity, train on tilted after tilted, site."""
@@ -187,8 +204,10 @@ class FedNP(Algorithm):
             start = w.repeat(len(cohort), 1)
             start[:, mine] = state.network
         trained = self.train(task.gradient(self.loss), start, cohort, cavity.mean, cavity.var)
-        heard = cohort.mean(task.vectorize(self.heard_plainly), trained, self.train.batch)
-        site = _sound(sigmoid_site(self.f(heard), cavity, self.moments), state.factor)
+        site = state.factor
+        if self.signal != "nothing":
+            heard = cohort.mean(task.vectorize(self.heard_plainly), trained, self.train.batch)
+            site = _sound(sigmoid_site(self.f(heard), cavity, self.moments), site)
         delta, network = trained - w, state.network
         if network is not None:
             network = trained[:, mine].clone()
@@ -207,6 +226,8 @@ class FedNP(Algorithm):
 
     def weights(self, task: Task, server: Propagated) -> Gaussian:
         """What q(z) says of the layer's weights, N(μ, v); `task` as `adapt` returned it."""
+        if self.own_network:
+            raise ConfigError("with own_network = true only clients have a network that has learned to predict weights")
         mu, v = task.call_one(NETWORK, server.averaged.model.theta, server.q.mean, server.q.var, exact=True)
         return Gaussian.of(mu.detach(), 1 / v.detach().clamp_min(LEAST * self.epsilon))
 
@@ -220,7 +241,7 @@ class FedNP(Algorithm):
         product = Gaussian(nothing, nothing + float(self.prior))
         for group in states:
             product = product * group.factor.product()
-        gap = float((server.q / product).length / server.q.length)
+        gap = float((server.q / product).length / server.q.length.clamp_min(1e-3))  # earlier rounding stays
         if gap > 1e-3:
             raise ConsilienceError(f"q(z) is not the product of the sites: they differ by {gap:.2g} of its length")
         return {"q_apart_from_sites": gap}

@@ -1,0 +1,199 @@
+"""Learning from clients who see different labels: FedNP, and all that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from consilience.algorithms import (
+    MOON,
+    SCAFFOLD,
+    FedAvg,
+    FedBE,
+    FedDC,
+    FedDyn,
+    FedLA,
+    FedNova,
+    FedNP,
+    FedPA,
+    FedProx,
+    LocalOnly,
+    Pooled,
+)
+from consilience.algorithms.switch import Method
+from consilience.comparison import Comparison, Setting, compare
+from consilience.data import Dataset, Federation, load, partition
+from consilience.engines.simulator import Simulator
+from consilience.inference import SGD
+from consilience.models import mlp, resnet18
+from consilience.recipes.base import Options, Recipe
+from consilience.recipes.fedep import published, seeded
+from consilience.task import Classification
+
+TEXT = (
+    "All methods start from the same weights and do the same local work, with plain SGD: SCAFFOLD and FedDC know "
+    "nothing else. “FedNP, f = 0” is the ablation: nothing is learned of the others' data, and what is left is a "
+    "learned spring on the last layer. “seconds” are those of training, over all rounds."
+)
+PAPER = ("FedAvg", "FedProx", "MOON", "SCAFFOLD", "FedDyn", "FedDC", "FedPA", "FedLA", "FedNP")
+
+
+def everyone(train: SGD, pool: str) -> dict[str, Method]:
+    """The field, with the papers' settings."""
+    half = train.epochs // 2
+    return {
+        "FedAvg": FedAvg(train),
+        "FedProx": FedProx(train, mu=0.01),
+        "FedNova": FedNova(train),
+        "SCAFFOLD": SCAFFOLD(train),
+        "MOON": MOON(train, mu=1.0),
+        "FedDyn": FedDyn(train),
+        "FedDC": FedDC(train),
+        "FedPA": FedPA(train, burn_in=half),
+        "FedLA": FedLA(train),
+        "FedBE": FedBE(train),
+        "FedNP": FedNP(train, pool=pool),  # type: ignore[arg-type]
+        "FedNP, f = 0": FedNP(train, signal="nothing"),
+        "LocalOnly": LocalOnly(train),
+        "Pooled": Pooled(train),
+    }
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Data, who holds what, and a budget. `tune` is the number of trials that every method has."""
+
+    name: str
+    title: str
+    text: str
+    setting: Callable[[int, bool], Setting]
+    train: SGD
+    rounds: int
+    names: tuple[str, ...]
+    pool: str = "batch"
+    tune: int | None = None
+    target: float | None = None
+    every: int = 5
+    engine: Simulator = Simulator()
+    paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def methods(self) -> dict[str, Method]:
+        """Those that this benchmark compares, by name."""
+        known = everyone(self.train, self.pool)
+        return {name: known[name] for name in self.names}
+
+    def quick(self) -> Benchmark:
+        """A few rounds of little work, to see that everything runs; large networks with two methods only."""
+        names = self.names if self.tune else ("FedAvg", "FedNP")
+        train, tiny = replace(self.train, epochs=2, batch=32), Simulator(chunk=5, workers=1, threads=1)
+        return replace(self, train=train, rounds=2, names=names, tune=self.tune and 1, every=2, engine=tiny, paper={})
+
+    def compare(self, options: Options) -> Comparison:
+        """All methods over all seeds."""
+        mine = self.quick() if options.quick else self
+        return compare(
+            mine.methods(),
+            lambda seed: self.setting(seed, options.quick),
+            seeds=options.seeds,
+            tune=mine.tune,
+            target=mine.target,
+            out=options.out,
+            title=self.title,
+            text=f"{self.text} {TEXT}",
+            command=f"consilience reproduce {self.name}" + (" --quick" if options.quick else ""),
+            resume=options.resume,
+            on_run=options.announce,
+            paper=mine.paper,
+            rounds=mine.rounds,
+            evaluate_every=mine.every,
+            checkpoint_every=20,
+            engine=mine.engine,
+            progress=False,
+        )
+
+    def recipe(self, seeds: int) -> Recipe:
+        """Known to the command by its name."""
+        return Recipe(self.name, self.title, self.compare, seeds=seeds)
+
+
+Share = Callable[[Dataset, int], Federation]
+
+
+def fmnist(share: Share, seed: int, quick: bool) -> Setting:
+    """6,000 images of Fashion-MNIST at ten clients; an MLP, for two cores."""
+    data = load("fashion-mnist")
+    train, test = _every(data.train, 100 if quick else 10), _every(data.test, 50 if quick else 1)
+    module = seeded(seed, lambda: mlp(train.x.shape[1:], 10, (20,) if quick else (100,)))
+    return Setting(Classification(module), share(train, seed), test)
+
+
+def images(name: str, clients: int, seed: int, quick: bool) -> Setting:
+    """A whole data set of small images, Dirichlet 0.5 over labels, clients of one size; ResNet-18 with GroupNorm."""
+    data = load(name)
+    train, test = (_every(part, max(1, len(part) // 300)) if quick else part for part in (data.train, data.test))
+    clients, classes = 5 if quick else clients, len(data.train.classes)
+    module = seeded(seed, lambda: resnet18(train.x.shape[1:], classes, width=2 if quick else 64))
+    federation = partition.dirichlet(train, clients, alpha=0.5, seed=seed, balanced=True)
+    return Setting(Classification(module), federation, test)
+
+
+def _every(data: Dataset, step: int) -> Dataset:
+    return data.subset(torch.arange(0, len(data), step))
+
+
+def label_skew(name: str, who: str, share: Share) -> Benchmark:
+    """A study that two cores can do."""
+    return Benchmark(
+        name=name,
+        title=f"Fashion-MNIST, {who}",
+        text=f"6,000 images at ten clients, {who}; an MLP with 100 hidden units, 50 rounds of two epochs. Every method "
+        "had five trials on a validation part of the first seed's training data.",
+        setting=lambda seed, quick: fmnist(share, seed, quick),
+        train=SGD(lr=0.05, epochs=2, batch=20),
+        rounds=50,
+        names=tuple(everyone(SGD(epochs=2), "batch")),
+        tune=5,
+        target=0.75,
+    )
+
+
+def at_paper_size(name: str, data: str, clients: int, figures: Mapping[str, float]) -> Benchmark:
+    """The paper's setting: wants a GPU."""
+    return Benchmark(
+        name=name,
+        title=f"{data} at {clients} clients",
+        text=f"Labels by Dirichlet 0.5, {clients} clients of one size; ResNet-18 with GroupNorm, ten local epochs.",
+        setting=lambda seed, quick: images(data, clients, seed, quick),
+        train=SGD(lr=0.01, epochs=10, batch=128, weight_decay=1e-5),
+        rounds=100,
+        names=(*PAPER, "FedNP, f = 0"),
+        pool="all",
+        every=1,
+        engine=Simulator(precision="bf16" if torch.cuda.is_available() else "float32"),
+        paper=published({method: {"accuracy": value} for method, value in figures.items()}),
+    )
+
+
+def dirichlet(data: Dataset, seed: int) -> Federation:
+    """Labels by Dirichlet 0.1."""
+    return partition.dirichlet(data, 10, alpha=0.1, seed=seed, minimum=20)
+
+
+def one_or_two(data: Dataset, seed: int) -> Federation:
+    """Two shards of sorted labels for everyone."""
+    return partition.shards(data, 10, shards_per_client=2, seed=seed)
+
+
+CIFAR100 = (0.629, 0.621, 0.631, 0.535, 0.620, 0.632, 0.634, 0.610, 0.650)
+TINY = (0.519, 0.506, 0.514, 0.463, 0.473, 0.473, 0.496, 0.502, 0.532)
+SKEWED = label_skew("fednp-fmnist", "labels by Dirichlet 0.1", dirichlet)
+SHARDS = label_skew("fednp-fmnist-labels", "one or two labels a client", one_or_two)
+BENCHMARKS = (
+    at_paper_size("fednp-cifar100", "cifar100", 10, dict(zip(PAPER, CIFAR100, strict=True))),
+    at_paper_size("fednp-cifar100-50", "cifar100", 50, {"FedAvg": 0.613, "FedNP": 0.637}),
+    at_paper_size("fednp-cifar100-100", "cifar100", 100, {"FedAvg": 0.508, "FedNP": 0.534}),
+    at_paper_size("fednp-tinyimagenet", "tiny-imagenet", 10, dict(zip(PAPER, TINY, strict=True))),
+)
+RECIPES = (SKEWED.recipe(3), SHARDS.recipe(3), *(benchmark.recipe(1) for benchmark in BENCHMARKS))
