@@ -127,15 +127,10 @@ class MatmulConv2d(nn.Module):
             for i in range(tall)
             for j in range(wide)
         ]
-        kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # [tall · wide · C, channels]
-        # Matrix units take rows of 8 numbers; for others, as those of 5×5 pixels, libraries have only slow products.
-        channels, odd = kernel.shape[1], [-size % 8 for size in kernel.shape]
-        shifted += [shifted[0].new_zeros(*shifted[0].shape[:3], odd[0])] if odd[0] else []
-        kernel = nn.functional.pad(kernel, (0, odd[1], 0, odd[0])) if any(odd) else kernel
         around = torch.cat(shifted, -1).flatten(0, 2)  # [B · rows · columns, tall · wide · C]
-        out = (around @ kernel)[:, :channels]
-        out = out if self.bias is None else out + self.bias
-        return out.reshape(-1, rows, columns, channels).permute(0, 3, 1, 2)
+        kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)
+        out = around @ kernel if self.bias is None else around @ kernel + self.bias
+        return out.reshape(-1, rows, columns, kernel.shape[1]).permute(0, 3, 1, 2)
 
 
 def use_matmul_convolutions(module: nn.Module) -> nn.Module:

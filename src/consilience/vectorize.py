@@ -22,6 +22,7 @@ log = logging.getLogger("consilience")
 # How far compiled code may be from plain code, relative to the length of the result: far above rounding, and far
 # below what a wrong kernel or another dropout mask would give.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05, torch.bfloat16: 0.3}
+CHECKED = 16
 REPLAYED = 1 << 24  # numbers in θ up to which a cohort's step on a GPU is replayed: larger ones outlast their launches
 
 
@@ -56,8 +57,9 @@ class Cohorts:
     """Plain autograd for one client, vmap for several; compiled, if the task is, for a few cohort sizes only
     (chunk, chunk/2, …): smaller cohorts are filled up with copies.
 
-    The first result of every compiled graph is compared with plain code for two of its clients. A compiler that is
-    wrong is found then, named in the log, and not used for that size.
+    The first result of every compiled graph is compared with plain code, for up to `CHECKED` of its clients: code was
+    seen that is right for the first and the last, and wrong between. A compiler that is wrong is found then, named in
+    the log, and not used for that size.
     """
 
     def __init__(self, task: Task, fn: Callable[..., Any], differentiate: bool) -> None:
@@ -155,9 +157,9 @@ class Cohorts:
         return TOLERANCE[torch.bfloat16 if self.task.bf16 else self.task.dtype]
 
     def _apart(self, result: Any, size: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> float:
-        """The largest relative distance of the first and last client's results from plain code."""
+        """The largest relative distance of clients' results from plain code, over clients evenly spaced."""
         plain, apart = self._plain(1, len(own)), 0.0
-        for k in {0, size - 1}:
+        for k in {i * (size - 1) // (CHECKED - 1) for i in range(CHECKED)}:
             alone = own if size == 1 else rows(own, k)
             mine = result if size == 1 else rows(result, k)
             for got, wanted in zip(tree_leaves(mine), tree_leaves(plain(*alone, *shared)), strict=True):

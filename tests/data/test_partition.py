@@ -23,6 +23,7 @@ PARTITIONERS = {
     "quantity": lambda data, clients, seed: partition.quantity(data, clients, 0.3, seed=seed),
     "dirichlet": lambda data, clients, seed: partition.dirichlet(data, clients, 0.1, seed=seed),
     "balanced": lambda data, clients, seed: partition.dirichlet(data, clients, 0.1, seed=seed, balanced=True),
+    "mixtures": lambda data, clients, seed: partition.mixtures(data, clients, 0.1, seed=seed),
     "shards": lambda data, clients, seed: partition.shards(data, clients, 2, seed=seed),
     "one_label": lambda data, clients, seed: partition.one_label(data, clients, seed=seed),
     "sc_dir": lambda data, clients, seed: partition.sc_dir(data, clients, 3, 0.2, seed=seed),
@@ -190,6 +191,17 @@ def test_super_clusters_share_no_label():
     assert sum(sum(cluster) for cluster in clusters) == 10
 
 
+def test_mixtures_are_clients_of_one_size_with_labels_of_their_own():
+    fed = partition.mixtures(labelled(10_000), 10, alpha=0.1)
+    assert set(fed.sizes.tolist()) == {1000}
+    even = partition.mixtures(labelled(10_000), 10, alpha=1e7)
+    shares = [
+        (f.label_counts().double() / 1000).max(1).values[:5].mean() for f in (fed, even)
+    ]  # of those who chose first
+    assert shares[0] > 0.5
+    assert shares[1] < 0.15
+
+
 def test_pachinko_gives_equal_sizes_and_few_coarse_labels():
     data = labelled(4000, 40)
     fed = partition.pachinko(data, 30)
@@ -272,7 +284,7 @@ def test_bad_arguments_get_a_sentence(divide, message):
         divide(labelled(40))
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "shards", "one_label", "sc_dir", "pachinko"])
+@pytest.mark.parametrize("name", ["dirichlet", "mixtures", "shards", "one_label", "sc_dir", "pachinko"])
 @pytest.mark.parametrize("y", [torch.zeros(40, 2), torch.zeros(40)])
 def test_partitions_by_label_need_labels(name, y):
     data = replace(labelled(40), y=y)

@@ -62,6 +62,19 @@ def dirichlet(
     return _federation(data, owner, clients, f"Dirichlet over labels,{' balanced,' * balanced} α = {alpha:g}")
 
 
+def mixtures(data: Dataset, clients: int, alpha: float, seed: int = 0) -> Federation:
+    """Every client draws a mix of labels p ~ Dirichlet(α), then N / clients examples from it without replacement (Hsu et
+    al., 2019): clients of one size. An exhausted label is dropped, so later clients choose among what is left."""
+    _check(data, clients, alpha=alpha)
+    labels = _labels(data, "mixtures")
+    rng, left = _rng(seed, "mixtures"), np.bincount(labels)
+    counts = np.zeros((len(left), clients), np.int64)
+    for client, size in enumerate(np.bincount(np.arange(len(data)) % clients)):
+        counts[:, client] = _draw(rng, size, _log_dirichlet(rng, alpha, (1, len(left)))[0], left)
+        left -= counts[:, client]
+    return _federation(data, _owner(rng, labels, counts), clients, f"label mixtures by Dirichlet, α = {alpha:g}")
+
+
 def shards(data: Dataset, clients: int, shards_per_client: int = 2, seed: int = 0) -> Federation:
     """Sorted by label, cut into clients · shards_per_client equal shards (up to one), dealt out at random."""
     _check(data, clients)

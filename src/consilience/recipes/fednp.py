@@ -130,12 +130,12 @@ def fmnist(share: Share, seed: int, quick: bool) -> Setting:
 
 
 def images(name: str, clients: int, seed: int, quick: bool) -> Setting:
-    """A whole data set of small images, Dirichlet 0.5 over labels, clients of one size; ResNet-18 with GroupNorm."""
+    """A whole data set of small images, every client with its mix of labels; ResNet-18 with GroupNorm."""
     data = load(name)
     train, test = (_every(part, max(1, len(part) // 300)) if quick else part for part in (data.train, data.test))
     clients, classes = 5 if quick else clients, len(data.train.classes)
     module = seeded(seed, lambda: resnet18(train.x.shape[1:], classes, width=2 if quick else 64))
-    federation = partition.dirichlet(train, clients, alpha=0.5, seed=seed, balanced=True)
+    federation = partition.mixtures(train, clients, alpha=0.5, seed=seed)
     return Setting(Classification(module), federation, test)
 
 

@@ -1,0 +1,5 @@
+"""`python -m consilience` is the command."""
+
+from consilience.cli import main
+
+main()
