@@ -29,46 +29,24 @@ import sys
 import torch
 
 import consilience as cs
-from consilience import keys
 from consilience.engines.simulator import Simulator
-from consilience.engines.states import InMemory
 from consilience.engines.workers import give_memory_back
 from consilience.errors import DataError
 from consilience.models import logistic, mlp
 from consilience.recipes.fedep import MNIST_WRITERS
+from contest import Contestant, contest, machine
 from simulator import family, images, proportional, seconds
 
 RIVALS = ("FedEP(I)", "FedSEP(I)", "FedEP(L)", "FedEP(V)")
-COHORT, BLOCK, WARM = 20, 3, 5
+COHORT, WARM = 20, 5
 CLIENTS, COHORTS, EXAMPLES = (3_424, 34_247, 342_477), (10, 100), 5
-
-
-class Contestant:
-    """A method with its session, round by round as `fit` would run it."""
-
-    def __init__(self, algorithm, task, federation, cohort, initial=None, plan=None, engine=None):
-        self.algorithm, self.cohort = algorithm, cohort
-        self.session = (engine or Simulator(device="cpu")).open(
-            algorithm, task, federation, seed=0, cohort=cohort, rounds=1000, plan=plan
-        )
-        ready, sizes = self.session.task, federation.sizes
-        counts = (torch.tensor(value) for value in (0, len(federation), federation.examples))
-        info = cs.Info(ready.initial() if initial is None else initial, *counts)
-        self.server = algorithm.start(ready, info)
-        self.states = InMemory(lambda ids: algorithm.client(ready, info, sizes[ids].float().unsqueeze(1)))
-
-    def round(self, number):
-        key = keys.key(0, purpose="cohort", round=number)
-        ids = keys.sample(key, len(self.session.federation), self.cohort)
-        share, _ = self.session.round(self.server, self.states, ids, number)
-        self.server = self.algorithm.fuse(self.server, share.update)
 
 
 def writers():
     try:
         return cs.partition.by_group(cs.load("mnist-writers").train, "writer")
     except DataError:
-        return cs.partition.iid(images(), 539)
+        return cs.partition.iid(images("mnist", 60_000), 539)
 
 
 def overhead(repeats):
@@ -84,24 +62,8 @@ def overhead(repeats):
         for name in ("FedAvg", *RIVALS)
     }
     warm.session.close()
-    order, ratios = list(crew), {name: [] for name in crew}
-    every = {name: [] for name in crew}
-    for turn in range(repeats + 1):  # the first warms up
-        numbers = range(WARM + 1 + turn * BLOCK, WARM + 1 + (turn + 1) * BLOCK)
-        block = {name: [seconds(crew[name].round, number) for number in numbers][1:] for name in order}
-        order = order[1:] + order[:1]
-        if turn:
-            for name, times in block.items():
-                ratios[name].append(statistics.median(times) / statistics.median(block["FedAvg"]))
-                every[name] += times
-    for contestant in crew.values():
-        contestant.session.close()
     print(f"Overhead: {len(federation)} clients of {federation.data.name}, {COHORT} a round; {machine()}")
-    print(f"plan: {plan.chunk} clients at once, {plan.workers} worker(s), {plan.threads or 'all'} thread(s) each")
-    print(f"{'method':10} {'s a round':>10} {'over FedAvg':>12} {'quartiles':>14}   ({repeats} turns)")
-    for name in crew:
-        low, middle, high = statistics.quantiles(ratios[name], n=4)
-        print(f"{name:10} {statistics.median(every[name]):10.3f} {middle:11.2f}x {low:6.2f}-{high:.2f}x", flush=True)
+    contest(crew, repeats, first=WARM + 1)
 
 
 def scale(repeats):
@@ -156,10 +118,6 @@ def held():
 
 def family_memory():
     return sum(proportional(pid) for pid in family(os.getpid()))
-
-
-def machine():
-    return f"{os.cpu_count()} CPU cores, torch {torch.__version__} with {torch.get_num_threads()} threads"
 
 
 def main():

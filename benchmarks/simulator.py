@@ -61,17 +61,17 @@ def workload(name):
     return Workload("LeNet-5, 10 of 10 clients x 600", module, 10, 10, 4, train, "fashion-mnist", 6_000)
 
 
-def images(job):
+def images(data, examples):
     """(Fashion-)MNIST where it is at hand, else noise of the same shape: speed does not depend on what is in the
     pictures."""
     try:
-        whole = cs.load(job.data).train
-        return whole if len(whole) == job.examples else whole.subset(torch.arange(job.examples))
+        whole = cs.load(data).train
+        return whole if len(whole) == examples else whole.subset(torch.arange(examples))
     except DataError:
         made = torch.Generator().manual_seed(0)
-        x = torch.randint(256, (job.examples, 1, 28, 28), generator=made, dtype=torch.uint8)
+        x = torch.randint(256, (examples, 1, 28, 28), generator=made, dtype=torch.uint8)
         scale = torch.full((1, 1, 1), 1 / 255)
-        return cs.Dataset(x, torch.randint(10, (job.examples,), generator=made), scale=scale, name="noise")
+        return cs.Dataset(x, torch.randint(10, (examples,), generator=made), scale=scale, name="noise")
 
 
 class Loop:
@@ -152,7 +152,7 @@ def verify(job, federation):
 
 def measure(name, repeats):
     job = workload(name)
-    federation = cs.partition.iid(images(job), job.clients, seed=0)
+    federation = cs.partition.iid(images(job.data, job.examples), job.clients, seed=0)
     verify(job, federation)
     loop = Loop(job, federation)
     before = loop.vector()
@@ -188,7 +188,7 @@ def measure(name, repeats):
 def alone(name, which):
     """Two rounds of one rival, for its peak memory."""
     job = workload(name)
-    federation = cs.partition.iid(images(job), job.clients, seed=0)
+    federation = cs.partition.iid(images(job.data, job.examples), job.clients, seed=0)
     rival = Loop(job, federation) if which == "loop" else Ours(job, federation, compile=which == "compiled")
     for number in (1, 2):
         ids = cohort_of(job, number)

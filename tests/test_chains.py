@@ -10,7 +10,7 @@ from consilience.cohort import Cohort
 from consilience.data import Dataset, Federation
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
-from consilience.inference import SGD, SGHMC, SGLD, AMSGrad
+from consilience.inference import SGD, SGHMC, SGLD, AMSGrad, RMSprop
 from consilience.records import rows
 from consilience.task import Classification, Regression
 
@@ -40,6 +40,8 @@ def torchs(chain, parameters):
     if isinstance(chain, AMSGrad):
         betas = (chain.beta1, chain.beta2)
         return torch.optim.Adam(parameters, betas=betas, eps=chain.eps, amsgrad=True, **settings)
+    if isinstance(chain, RMSprop):
+        return torch.optim.RMSprop(parameters, alpha=chain.alpha, eps=chain.eps, **settings)
     return torch.optim.SGD(parameters, momentum=chain.momentum, **settings)
 
 
@@ -76,8 +78,14 @@ def by_torch(chain, group, k, energy=None):
         AMSGrad(lr=0.1, batch=5, epochs=4, beta1=0.8, beta2=0.5, eps=1e-3),
         AMSGrad(lr=0.02, batch=8, epochs=3, beta1=0.0, beta2=0.0, weight_decay=0.1),
         AMSGrad(lr=0.0, batch=8, epochs=2),
+        RMSprop(batch=5, epochs=4),
+        RMSprop(lr=0.1, batch=5, epochs=4, alpha=0.5, eps=1e-3),
+        RMSprop(lr=0.02, batch=8, epochs=3, alpha=0.0, weight_decay=0.1),
     ],
-    ids=["plain", "momentum", "decay", "both", "AMSGrad", "short memory", "no memory, decay", "no step"],
+    ids=[
+        *("plain", "momentum", "decay", "both", "AMSGrad", "short memory", "no memory, decay", "no step"),
+        *("RMSprop", "RMSprop, short memory", "RMSprop, no memory, decay"),
+    ],
 )
 def test_every_client_trains_as_torch_would_train_it(chain, static):
     task, group = world(static)
@@ -147,7 +155,7 @@ def one_by_one(chain, task, group, k):
     return chain(task.gradient(), task.initial(), alone)[0]
 
 
-@pytest.mark.parametrize("kind", [SGLD, SGHMC, AMSGrad])
+@pytest.mark.parametrize("kind", [SGLD, SGHMC, AMSGrad, RMSprop])
 def test_a_client_moves_the_same_in_every_cohort(kind):
     chain = kind(batch=5, epochs=3)
     task, group = world()
@@ -210,22 +218,34 @@ def test_steps_are_corrected_for_their_number_in_single_precision_too():
         torch.testing.assert_close(theta, torch.full_like(theta, -float(t)), rtol=2e-6, atol=0)
 
 
-def test_on_flat_ground_an_adaptive_step_stays_where_it_is():
+def test_the_first_steps_of_rmsprop_are_long():
+    """Of slopes that never change v is 1 − αᵗ of their square: step t is lr/√(1 − αᵗ)."""
+    chain, theta = RMSprop(lr=1.0, alpha=0.99), torch.zeros(2, 3, dtype=torch.float64)
+    memory = chain.memory(theta)
+    for t in range(1, 50):
+        before = theta.clone()
+        chain.move(theta, memory, torch.full_like(theta, 0.3), torch.ones(2, 1), no_noise, 1.0)
+        torch.testing.assert_close(before - theta, torch.full_like(theta, (1 - 0.99**t) ** -0.5), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", [AMSGrad, RMSprop])
+def test_on_flat_ground_an_adaptive_step_stays_where_it_is(kind):
     _, group = world()
 
     def flat(theta, batch, shared=()):
         return torch.zeros_like(theta), theta.new_zeros(len(theta))
 
-    assert not AMSGrad(batch=5, epochs=2)(flat, torch.zeros(7).double(), group).any()
+    assert not kind(batch=5, epochs=2)(flat, torch.zeros(7).double(), group).any()
 
 
 @pytest.mark.parametrize("form", ["scalar", "diagonal"])
-def test_a_prior_too_stiff_for_the_step_does_no_harm_to_an_adaptive_one(form):
+@pytest.mark.parametrize("kind", [AMSGrad, RMSprop])
+def test_a_prior_too_stiff_for_the_step_does_no_harm_to_an_adaptive_one(kind, form):
     """Dividing all slopes by a constant changes no step but by eps; it is counted as always."""
     task, group = world()
     stiff = torch.full((1 if form == "scalar" else task.size,), 1e4, dtype=torch.float64)
     prior = Gaussian.of(torch.full((task.size,), 0.3, dtype=torch.float64), stiff)
-    chain = AMSGrad(lr=0.01, batch=5, epochs=3, eps=1e-14)
+    chain = kind(lr=0.01, batch=5, epochs=3, eps=1e-14)
     with guards.watch() as acted:
         got = chain(task.gradient(), task.initial(), group, prior=prior)
     assert int(acted["stiff prior"]) == len(stiff)
@@ -291,7 +311,14 @@ def test_samples_are_those_of_the_exact_posterior(chain, temperature):
 
 def test_there_is_one_sample_an_epoch_and_the_last_is_the_result():
     task, group = world()
-    for chain in (SGD(batch=5, epochs=3), SGLD(batch=5, epochs=4), SGHMC(batch=5, epochs=2), AMSGrad(epochs=3)):
+    chains = (
+        SGD(batch=5, epochs=3),
+        SGLD(batch=5, epochs=4),
+        SGHMC(batch=5, epochs=2),
+        AMSGrad(epochs=3),
+        RMSprop(epochs=3),
+    )
+    for chain in chains:
         samples = [sample.clone() for sample in chain.iterates(task.gradient(), task.initial(), group)]
         assert len(samples) == chain.epochs
         assert torch.equal(samples[-1], chain(task.gradient(), task.initial(), group))
@@ -325,7 +352,7 @@ def test_averaging_does_not_change_where_the_chain_goes():
         assert all(torch.equal(a, b) for a, b in zip(plain, averaged, strict=True))  # one step is its own average
 
 
-@pytest.mark.parametrize("kind", [SGD, SGLD, SGHMC, AMSGrad])
+@pytest.mark.parametrize("kind", [SGD, SGLD, SGHMC, AMSGrad, RMSprop])
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -357,6 +384,10 @@ def test_settings_that_make_no_sense_for_any_chain_are_refused(kind, settings, m
         (AMSGrad, {"beta2": float("nan")}, r"beta2 must lie in \[0, 1\), got nan"),
         (AMSGrad, {"eps": 0.0}, "eps must be positive, got 0.0"),
         (AMSGrad, {"eps": float("nan")}, "eps must be positive, got nan"),
+        (RMSprop, {"alpha": 1.0}, r"alpha must lie in \[0, 1\) and eps above 0, got 1.0 and 1e-08"),
+        (RMSprop, {"alpha": -0.1}, r"alpha must lie in \[0, 1\) and eps above 0, got -0.1 and 1e-08"),
+        (RMSprop, {"eps": 0.0}, r"alpha must lie in \[0, 1\) and eps above 0, got 0.99 and 0.0"),
+        (RMSprop, {"eps": float("nan")}, r"alpha must lie in \[0, 1\) and eps above 0, got 0.99 and nan"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(kind, settings, message):

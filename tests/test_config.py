@@ -498,7 +498,7 @@ UNKNOWN = {
     "algorithm.name=fedavg": ["algorithm.name: unknown name 'fedavg'", "did you mean 'FedAvg'?"],
     "algorithm.lrr=0.1": ["algorithm.lrr: unknown key", "did you mean 'lr'?", "momentum"],
     "algorithm.train.lrr=0.1": ["algorithm.train.lrr: unknown key", "did you mean 'lr'?"],
-    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: AMSGrad, SGD"],
+    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: AMSGrad, RMSprop, SGD"],
     "algorithm.server=Adamm": ["algorithm.server: unknown name 'Adamm'", "did you mean 'Adam'?"],
     'algorithm.server={name="Adam", rate=1}': ["algorithm.server.rate: unknown key", "beta1"],
     'algorithm={name="FedEP", lrr=1}': ["algorithm.lrr: unknown key", "did you mean 'lr'?", "damping", "momentum"],

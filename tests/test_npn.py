@@ -177,7 +177,7 @@ def test_gradients_are_those_of_finite_differences(layer, plain):
 
 
 def test_an_unknown_way_is_refused():
-    with pytest.raises(ConfigError, match="how='power' is no way"):
+    with pytest.raises(ConfigError, match="how='power' is not known"):
         Sigmoid("power")
 
 

@@ -38,6 +38,12 @@ class ClientError(ConsilienceError):
         self.client, self.round, self.stage, self.reason = client, round, stage, reason
 
 
+def check_word(name: str, word: str, allowed: Iterable[str]) -> None:
+    """Refuse a setting's value that is none of the words allowed."""
+    if word not in (words := list(allowed)):
+        raise ConfigError(f"{name}={word!r} is not known; {nearest(word, words)}")
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """The end of an error message: what is allowed, and the nearest right name if there is one."""
     names = sorted(allowed)

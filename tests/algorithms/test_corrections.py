@@ -186,6 +186,72 @@ def test_a_control_variate_is_the_gradient_that_a_client_met(world, schedule):
     torch.testing.assert_close(everyone(fit(cs.FedDC(one_step), world)).c, met, **EXACT)
 
 
+def test_scaffold_by_gradients_follows_the_formulas(world):
+    """Option I of the paper, with momentum, and clients that come and go."""
+    train = cs.SGD(lr=0.05, epochs=3, batch=100, momentum=0.8)
+    (H, b), lr, momentum = quadratics(world[1]), 0.05, 0.8
+    w, c, own = torch.zeros(P).double(), torch.zeros(P).double(), torch.zeros(K, P).double()
+    for number in range(1, 7):
+        chosen = keys.sample(keys.key(0, purpose="cohort", round=number), K, 3)
+        ends = []
+        for k in chosen:
+            v, velocity = w, torch.zeros(P).double()
+            for _ in range(3):
+                velocity = momentum * velocity + H[k] @ v - b[k] - own[k] + c
+                v = v - lr * velocity
+            ends.append(v)
+        met = torch.stack([H[k] @ w - b[k] for k in chosen])
+        c = c + (met - own[chosen]).sum(0) / K
+        own[chosen], w = met, torch.stack(ends).mean(0)
+    run = fit(cs.SCAFFOLD(train, variate="gradient"), world, rounds=6, cohort=3, debug=True)
+    torch.testing.assert_close(run.posterior.mean, w, **EXACT)
+    torch.testing.assert_close(everyone(run).c, own, **EXACT)
+    torch.testing.assert_close(run.server.c, c, **EXACT)
+
+
+@pytest.mark.parametrize("batch", [5, 100])
+def test_a_gradient_for_variate_is_over_all_data_where_the_round_began(world, batch):
+    H, b = quadratics(world[1])
+    algorithm = cs.SCAFFOLD(cs.AMSGrad(lr=0.1, epochs=2, batch=batch), variate="gradient")
+    before = weights(algorithm, world, rounds=2)
+    torch.testing.assert_close(everyone(fit(algorithm, world, rounds=3)).c, H @ before - b, **EXACT)
+
+
+def test_both_variates_of_scaffold_are_the_same_after_one_step_and_to_first_order_after_more(world):
+    def both(train):
+        return [fit(cs.SCAFFOLD(train, variate=variate), world, rounds=4, cohort=3) for variate in ("path", "gradient")]
+
+    path, gradient = both(replace(FULL, epochs=1))
+    torch.testing.assert_close(path.posterior.mean, gradient.posterior.mean, **EXACT)
+    torch.testing.assert_close(everyone(path).c, everyone(gradient).c, **EXACT)
+    apart = []
+    for lr in (1e-4, 1e-5):
+        path, gradient = both(replace(FULL, lr=lr))
+        apart.append(float((everyone(path).c - everyone(gradient).c).norm() / everyone(path).c.norm()))
+    assert 1e-6 < apart[1] < 1e-4
+    assert apart[0] == pytest.approx(10 * apart[1], rel=0.01)
+
+
+FADING = cs.Cosine(unit="rounds", total=150)
+ANY = {
+    "momentum": cs.SGD(lr=0.05, epochs=5, batch=100, momentum=0.9),
+    "RMSprop": cs.RMSprop(lr=0.1, epochs=5, batch=100, schedule=FADING),
+    "AMSGrad": cs.AMSGrad(lr=0.1, epochs=5, batch=100, schedule=FADING),
+}
+
+
+@pytest.mark.parametrize("train", ANY.values(), ids=ANY.keys())
+def test_with_gradients_for_variates_any_chain_comes_to_that_minimum(world, train):
+    """Steps in units of the slope's usual size end where the schedule does: they must fade."""
+    exact = minimiser(*quadratics(world[1]), torch.ones(K).double())
+    corrected, plain = (
+        float((weights(method, world, rounds=150) - exact).norm())
+        for method in (cs.SCAFFOLD(train, variate="gradient"), cs.SAFL(train))
+    )
+    assert plain > 0.02
+    assert corrected < (1e-9 if train.schedule is None else 1e-3)
+
+
 @pytest.mark.parametrize("kind", [cs.SCAFFOLD, cs.FedDC, cs.FedNova])
 def test_a_client_with_steps_of_no_size_is_no_trouble(world, kind):
     algorithm = kind(replace(FULL, schedule=cs.PerClient(factors=(1.0, 0.0, 1.0, 1.0))))
@@ -355,3 +421,8 @@ def test_reach_shortens_a_step_and_is_counted():
     assert held.history[0]["guards"] == {"reach held": 1}
     assert whole.history[0]["guards"] == {}
     torch.testing.assert_close(weights(cs.FedNova(train), world), whole.posterior.mean, **EXACT)
+
+
+def test_an_unknown_variate_is_refused():
+    with pytest.raises(ConfigError, match="variate='gradients' is not known; did you mean 'gradient'"):
+        cs.SCAFFOLD(variate="gradients")

@@ -56,7 +56,7 @@ def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, m
     assert (tmp_path / "out" / "report.html").exists()
 
 
-NEEDS_NOTHING = {"hospitals", "fedep-hospitals", "fedep-toy", "fedep-linear", "fednp-moments", "sa-ode"}
+NEEDS_NOTHING = {"hospitals", "fedep-hospitals", "fedep-toy", "fedep-linear", "fednp-moments", "fednp-toy", "sa-ode"}
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in NEEDS_NOTHING])

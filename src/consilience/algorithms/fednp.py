@@ -12,7 +12,7 @@ from consilience import guards
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError, ConsilienceError, TaskError, nearest
+from consilience.errors import ConfigError, ConsilienceError, TaskError, check_word, nearest
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Chain, sigmoid_moments, sigmoid_site
 from consilience.inference.sigmoid_moments import How
@@ -71,7 +71,9 @@ class FedNP(Algorithm):
 
         loss + λ { mean_i KL(N(μ_i, v_i) ‖ N(W_i, ε)) + Σ_j KL(q̂_j ‖ N(0, 1)) }.
 
-    Once a round q_k ← tilted / cavity, with f over all of the client's data. Weights are averaged as in FedAvg.
+    Once a round q_k ← q_k^(1−δ) (tilted / cavity)^δ, with f over all of the client's data. Weights are averaged as in
+    FedAvg. `damping` is δ, 1/K for the K clients of a round when None: the paper has 1, with which all sites answer the
+    same q at once, and q swings from round to round.
 
     `signal` is what f hears: the "features" before the last linear layer, every example's "losses", or "nothing"
     (f = 0, the ablation: what is left is a learned spring on W). `pool="all"` takes the mean over f's d outputs too, as
@@ -98,18 +100,19 @@ class FedNP(Algorithm):
     detach: bool = False
     own_network: bool = False
     prior: bool = True
+    damping: float | None = None
 
     def __post_init__(self) -> None:
         for name, low in {"strength": 0, "latent": 1, "hidden": 1, "signal_hidden": 0}.items():
             if not getattr(self, name) >= low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if self.damping is not None and not 0 < self.damping <= 1:
+            raise ConfigError(f"damping must lie in (0, 1], got {self.damping}")
         for name in ("epsilon", "bound"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         for name, words in {"signal": Signal, "pool": Pool, "moments": How}.items():
-            if getattr(self, name) not in get_args(words):
-                word = getattr(self, name)
-                raise ConfigError(f"{name}={word!r} is not known; {nearest(word, get_args(words))}")
+            check_word(name, getattr(self, name), get_args(words))
 
     @property
     def name(self) -> str:
@@ -207,7 +210,9 @@ class FedNP(Algorithm):
         site = state.factor
         if self.signal != "nothing":
             heard = cohort.mean(task.vectorize(self.heard_plainly), trained, self.train.batch)
-            site = _sound(sigmoid_site(self.f(heard), cavity, self.moments), site)
+            found = _sound(sigmoid_site(self.f(heard), cavity, self.moments), site)
+            share = self.damping or 1 / cohort.round_size
+            site = site ** (1 - share) * found**share
         delta, network = trained - w, state.network
         if network is not None:
             network = trained[:, mine].clone()

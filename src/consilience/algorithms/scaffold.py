@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,11 +12,14 @@ from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.corrections import Steered, apart, change_of_control, need_plain_steps
 from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
+from consilience.errors import check_word
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Chain
 from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.records import Point, Weighted, record
 from consilience.task import Task
+
+Variate = Literal["path", "gradient"]
 
 
 @record
@@ -50,9 +53,10 @@ class SCAFFOLD(Algorithm):
 
     train: Chain = SGD()
     server: ServerOptimizer = Momentum()
-    variate: Literal["path", "gradient"] = "path"
+    variate: Variate = "path"
 
     def __post_init__(self) -> None:
+        check_word("variate", self.variate, get_args(Variate))
         if self.variate == "path":
             need_plain_steps(self.train, self.name)
 

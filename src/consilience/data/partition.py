@@ -63,8 +63,8 @@ def dirichlet(
 
 
 def mixtures(data: Dataset, clients: int, alpha: float, seed: int = 0) -> Federation:
-    """Every client draws a mix of labels p ~ Dirichlet(α), then N / clients examples from it without replacement (Hsu et
-    al., 2019): clients of one size. An exhausted label is dropped, so later clients choose among what is left."""
+    """Every client draws a mix of labels p ~ Dirichlet(α), then N / clients examples from it without replacement:
+    clients of one size (Hsu et al., 2019). An exhausted label is dropped: later clients choose among what is left."""
     _check(data, clients, alpha=alpha)
     labels = _labels(data, "mixtures")
     rng, left = _rng(seed, "mixtures"), np.bincount(labels)

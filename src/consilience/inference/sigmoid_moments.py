@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from consilience.errors import ConfigError, nearest
+from consilience.errors import check_word
 from consilience.gaussian import Gaussian
 
 How = Literal["derivative", "corrected", "printed", "quadrature"]
@@ -106,8 +106,7 @@ WAYS: dict[How, Way] = dict(zip(get_args(How), (derivative, corrected, printed, 
 
 
 def _way(how: How) -> Way:
-    if how not in WAYS:
-        raise ConfigError(f"how={how!r} is no way to the moments of a sigmoid; {nearest(how, WAYS)}")
+    check_word("how", how, WAYS)
     return WAYS[how]
 
 

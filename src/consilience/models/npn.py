@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from consilience.errors import ConfigError
+from consilience.errors import check_word
 
 ZETA2 = math.pi / 8  # ζ²: Φ(ζx) ≈ σ(x)
 ALPHA, BETA = 4 - 2 * math.sqrt(2), math.log(math.sqrt(2) - 1)  # σ(x)² ≈ σ(α(x + β))
@@ -56,8 +56,7 @@ class Sigmoid(nn.Module):
 
     def __init__(self, how: Literal["powers", "derivative"] = "powers") -> None:
         super().__init__()
-        if how not in ("powers", "derivative"):
-            raise ConfigError(f"how={how!r} is no way to a sigmoid's variance; allowed: powers, derivative")
+        check_word("how", how, ("powers", "derivative"))
         self.how = how
 
     def forward(self, mean: Tensor, var: Tensor) -> Pair:

@@ -40,9 +40,8 @@ TEXT = (
 PAPER = ("FedAvg", "FedProx", "MOON", "SCAFFOLD", "FedDyn", "FedDC", "FedPA", "FedLA", "FedNP")
 
 
-def everyone(train: SGD, pool: str) -> dict[str, Method]:
-    """The field, with the papers' settings."""
-    half = train.epochs // 2
+def everyone(train: SGD, as_printed: bool = False) -> dict[str, Method]:
+    """The field; `as_printed` has FedNP as in its paper, with one f for all coordinates of z and undamped sites."""
     return {
         "FedAvg": FedAvg(train),
         "FedProx": FedProx(train, mu=0.01),
@@ -51,10 +50,10 @@ def everyone(train: SGD, pool: str) -> dict[str, Method]:
         "MOON": MOON(train, mu=1.0),
         "FedDyn": FedDyn(train),
         "FedDC": FedDC(train),
-        "FedPA": FedPA(train, burn_in=half),
+        "FedPA": FedPA(train, burn_in=train.epochs // 2),
         "FedLA": FedLA(train),
         "FedBE": FedBE(train),
-        "FedNP": FedNP(train, pool=pool),  # type: ignore[arg-type]
+        "FedNP": FedNP(train, pool="all", damping=1.0) if as_printed else FedNP(train),
         "FedNP, f = 0": FedNP(train, signal="nothing"),
         "LocalOnly": LocalOnly(train),
         "Pooled": Pooled(train),
@@ -72,7 +71,7 @@ class Benchmark:
     train: SGD
     rounds: int
     names: tuple[str, ...]
-    pool: str = "batch"
+    as_printed: bool = False
     tune: int | None = None
     target: float | None = None
     every: int = 5
@@ -81,7 +80,7 @@ class Benchmark:
 
     def methods(self) -> dict[str, Method]:
         """Those that this benchmark compares, by name."""
-        known = everyone(self.train, self.pool)
+        known = everyone(self.train, self.as_printed)
         return {name: known[name] for name in self.names}
 
     def quick(self) -> Benchmark:
@@ -153,7 +152,7 @@ def label_skew(name: str, who: str, share: Share) -> Benchmark:
         setting=lambda seed, quick: fmnist(share, seed, quick),
         train=SGD(lr=0.05, epochs=2, batch=20),
         rounds=50,
-        names=tuple(everyone(SGD(epochs=2), "batch")),
+        names=tuple(everyone(SGD())),
         tune=5,
         target=0.75,
     )
@@ -169,7 +168,7 @@ def at_paper_size(name: str, data: str, clients: int, figures: Mapping[str, floa
         train=SGD(lr=0.01, epochs=10, batch=128, weight_decay=1e-5),
         rounds=100,
         names=(*PAPER, "FedNP, f = 0"),
-        pool="all",
+        as_printed=True,
         every=1,
         engine=Simulator(precision="bf16" if torch.cuda.is_available() else "float32"),
         paper=published({method: {"accuracy": value} for method, value in figures.items()}),
