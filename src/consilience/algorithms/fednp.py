@@ -24,6 +24,7 @@ from consilience.task import MAIN, Batch, Task
 
 Parts = dict[str, Tensor]  # weights of the user's network and of those that are appended
 SIGNAL, NETWORK = "signal", "npn"  # the parts that are appended to the user's network
+AT_ONCE = 100  # examples in a pass without gradients, at least
 LEAST = 1e-6  # variances relative to what they are compared with
 Signal = Literal["features", "losses", "nothing"]
 Pool = Literal["all", "batch"]
@@ -209,7 +210,7 @@ class FedNP(Algorithm):
         trained = self.train(task.gradient(self.loss), start, cohort, cavity.mean, cavity.var)
         site = state.factor
         if self.signal != "nothing":
-            heard = cohort.mean(task.vectorize(self.heard_plainly), trained, self.train.batch)
+            heard = cohort.mean(task.vectorize(self.heard_plainly), trained, max(self.train.batch, AT_ONCE))
             found = _sound(sigmoid_site(self.f(heard), cavity, self.moments), site)
             share = self.damping or 1 / cohort.round_size
             site = site ** (1 - share) * found**share
