@@ -1,10 +1,10 @@
 """What FedNP and the other methods cost: seconds a round beside FedAvg's.
 
-    python benchmarks/fednp.py                     # both networks, plain and compiled; a quarter of an hour on two cores
+    python benchmarks/fednp.py                     # both networks, plain and compiled; a quarter of an hour
     python benchmarks/fednp.py LeNet-5 --repeats 5
 
-Fashion-MNIST (noise of the same shape where it is not at hand), ten clients of 600 images, five epochs in batches of 20,
-plain SGD. How methods take turns is said in contest.py.
+Fashion-MNIST (noise of the same shape where it is not at hand), ten clients of 600 images, five epochs in batches of
+20, plain SGD. How methods take turns is said in contest.py.
 """
 
 from __future__ import annotations
