@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from consilience.comparison import Comparison, Row
+from consilience.algorithms.switch import Method
+from consilience.comparison import Comparison, Row, Setting, compare
 from consilience.report.panels import Panels
 
 
@@ -21,6 +23,10 @@ class Options:
     resume: bool = False
     announce: Callable[[str, int], None] | None = None
 
+    def command(self, name: str) -> str:
+        """What was typed."""
+        return f"consilience reproduce {name}" + (" --quick" if self.quick else "")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -33,11 +39,35 @@ class Recipe:
     quick_seeds: int = 1
 
 
+def compared(
+    name: str,
+    title: str,
+    text: str,
+    options: Options,
+    methods: Mapping[str, Method],
+    setting: Callable[[int], Setting],
+    **others: Any,
+) -> Comparison:
+    """A recipe that is one comparison; `others` are options of `compare` and `fit`."""
+    return compare(
+        methods,
+        setting,
+        seeds=options.seeds,
+        out=options.out,
+        title=title,
+        text=text,
+        command=options.command(name),
+        resume=options.resume,
+        on_run=options.announce,
+        progress=False,
+        **others,
+    )
+
+
 def finished(
     name: str, title: str, text: str, options: Options, rows: list[Row], figures: list[Panels], start: float
 ) -> Comparison:
     """A recipe's table and figures as a comparison, saved; `start` is when it began (time.perf_counter)."""
-    command = f"consilience reproduce {name}" + (" --quick" if options.quick else "")
-    result = Comparison(title, text, command, time.perf_counter() - start, rows, figures=figures)
+    result = Comparison(title, text, options.command(name), time.perf_counter() - start, rows, figures=figures)
     result.save(options.out)
     return result

@@ -11,14 +11,14 @@ from torch import nn
 from consilience.algorithms import FedAvg, FedEP, FedPA, FedProx, FedSEP, Switch
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method
-from consilience.comparison import Comparison, Setting, compare
+from consilience.comparison import Comparison, Setting
 from consilience.data import Compose, Crop, Dataset, Flip, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import MCMC, NGVI, SGD, Identity, Laplace, Tilted
 from consilience.metrics import best, rounds_to
 from consilience.models import cnn, mlp, resnet18
 from consilience.optimizers import Momentum, ServerOptimizer
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, compared
 from consilience.runs import Run
 from consilience.task import Classification
 
@@ -128,16 +128,13 @@ class Benchmark:
     def compare(self, options: Options) -> Comparison:
         """All methods over all seeds."""
         mine = self.quick() if options.quick else self
-        return compare(
+        return compared(
+            self.name,
+            self.title,
+            f"{self.text} {TEXT}",
+            options,
             mine.methods(),
             lambda seed: self.setting(seed, options.quick),
-            seeds=options.seeds,
-            out=options.out,
-            title=self.title,
-            text=f"{self.text} {TEXT}",
-            command=f"consilience reproduce {self.name}" + (" --quick" if options.quick else ""),
-            resume=options.resume,
-            on_run=options.announce,
             measure=mine.measure,
             paper={} if options.quick else self.paper,
             rounds=mine.rounds,
@@ -145,7 +142,6 @@ class Benchmark:
             evaluate_every=mine.every,
             checkpoint_every=50,
             engine=mine.engine,
-            progress=False,
         )
 
     def recipe(self, seeds: int) -> Recipe:

@@ -170,7 +170,7 @@ def toy(options: Options) -> Comparison:
     result = Comparison(
         "The product of two Gaussians",
         TOY_TEXT,
-        "consilience reproduce fedep-toy" + (" --quick" if options.quick else ""),
+        options.command("fedep-toy"),
         rows=rows_of({method: error[-1] for method, error in errors.items()}, "error", TOY_PAPER),
         figures=[toy_figure(mean, covariance, paths, errors)],
         over="draws",
@@ -290,7 +290,7 @@ def regress(options: Options) -> Comparison:
     result = Comparison(
         "Linear regression, exactly",
         LINEAR_TEXT,
-        "consilience reproduce fedep-linear" + (" --quick" if options.quick else ""),
+        options.command("fedep-linear"),
         rows=linear_rows(means, covariances),
         figures=[linear_figure(means, covariances)],
     )

@@ -23,12 +23,12 @@ from consilience.algorithms import (
     Pooled,
 )
 from consilience.algorithms.switch import Method
-from consilience.comparison import Comparison, Setting, compare
+from consilience.comparison import Comparison, Setting
 from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import SGD
 from consilience.models import mlp, resnet18
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, compared
 from consilience.recipes.fedep import published, seeded
 from consilience.task import Classification
 
@@ -92,24 +92,20 @@ class Benchmark:
     def compare(self, options: Options) -> Comparison:
         """All methods over all seeds."""
         mine = self.quick() if options.quick else self
-        return compare(
+        return compared(
+            self.name,
+            self.title,
+            f"{self.text} {TEXT}",
+            options,
             mine.methods(),
             lambda seed: self.setting(seed, options.quick),
-            seeds=options.seeds,
             tune=mine.tune,
             target=mine.target,
-            out=options.out,
-            title=self.title,
-            text=f"{self.text} {TEXT}",
-            command=f"consilience reproduce {self.name}" + (" --quick" if options.quick else ""),
-            resume=options.resume,
-            on_run=options.announce,
             paper=mine.paper,
             rounds=mine.rounds,
             evaluate_every=mine.every,
             checkpoint_every=20,
             engine=mine.engine,
-            progress=False,
         )
 
     def recipe(self, seeds: int) -> Recipe:

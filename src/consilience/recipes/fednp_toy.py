@@ -234,7 +234,7 @@ def run(options: Options) -> Comparison:
     result = Comparison(
         "A cubic from three pieces",
         TEXT,
-        "consilience reproduce fednp-toy" + (" --quick" if options.quick else ""),
+        options.command("fednp-toy"),
         rows=[
             Row(method, metric, *spread(values), len(values), PAPER.get(method) if metric == MSE else None)
             for (method, metric), values in scores.items()

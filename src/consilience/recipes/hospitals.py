@@ -6,13 +6,13 @@ import torch
 
 from consilience.algorithms import FedAvg, FedEP, FedProx, LocalOnly, Pooled
 from consilience.algorithms.base import Algorithm
-from consilience.comparison import Comparison, Setting, compare
+from consilience.comparison import Comparison, Setting
 from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
 from consilience.evaluation import evaluate
 from consilience.inference import SGD, Newton
 from consilience.models import logistic
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, compared
 from consilience.runs import Run
 from consilience.task import Classification
 
@@ -63,21 +63,17 @@ def elsewhere(run: Run, at: Setting) -> dict[str, float]:
 
 def run(options: Options) -> Comparison:
     """All methods on every split."""
-    return compare(
+    return compared(
+        "hospitals",
+        "Heart disease at four hospitals",
+        TEXT,
+        options,
         methods(),
         setting,
-        seeds=options.seeds,
-        out=options.out,
-        title="Heart disease at four hospitals",
-        text=TEXT,
-        command="consilience reproduce hospitals" + (" --quick" if options.quick else ""),
-        resume=options.resume,
-        on_run=options.announce,
         measure=elsewhere,
         rounds=5 if options.quick else 30,
         evaluate_every=2,
         engine=Simulator(device="cpu", chunk=4, workers=1, threads=1),
-        progress=False,
     )
 
 

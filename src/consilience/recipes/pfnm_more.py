@@ -13,9 +13,9 @@ import torch
 
 from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
 from consilience.algorithms.base import Algorithm
-from consilience.comparison import Comparison, Setting, compare
+from consilience.comparison import Comparison, Setting
 from consilience.matching import BetaBernoulli
-from consilience.recipes.base import Options, Recipe, finished
+from consilience.recipes.base import Options, Recipe, compared, finished
 from consilience.recipes.pfnm import (
     MNIST,
     SPLITS,
@@ -109,20 +109,7 @@ def going_on(
             task = Classification(network(data.train.x.shape[1:], (100,), seed))
             return Setting(task, federation.stream(count, seed) if streamed else federation, data.test)
 
-        return compare(
-            methods,
-            setting,
-            seeds=options.seeds,
-            out=options.out,
-            title=title,
-            text=text,
-            command=f"consilience reproduce {name}" + (" --quick" if options.quick else ""),
-            resume=options.resume,
-            on_run=options.announce,
-            rounds=count,
-            evaluate_every=1,
-            progress=False,
-        )
+        return compared(name, title, text, options, methods, setting, rounds=count, evaluate_every=1)
 
     return run
 
