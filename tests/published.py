@@ -104,3 +104,21 @@ def write_parquet_questions(root, train=USERS, test=LATER):
             table = {name: [text.decode() for text in column] for name, column in columns(rows).items()}
             path = root / "stackoverflow" / f"{split}-{part:05d}-of-{len(users):05d}.parquet"
             pq.write_table(pa.table({"client_id": [user] * len(rows), **table}), path)
+
+
+def write_tiny_images(root, classes=3, each=10):
+    """Tiny-ImageNet's folders, with noise for pictures."""
+    folder, noise = root / "tiny-imagenet-200", np.random.default_rng(0)
+    names = [f"n{label:08}" for label in range(classes)]
+    notes = []
+    for label, name in enumerate(names):
+        for number in range(each):
+            in_training = folder / "train" / name / "images" / f"{name}_{number}.JPEG"
+            in_validation = folder / "val" / "images" / f"val_{label * each + number}.JPEG"
+            notes.append(f"{in_validation.name}\t{name}\t0\t0\t63\t63\n")
+            for path in (in_training, in_validation):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(noise.integers(256, size=(64, 64, 3), dtype=np.uint8)).save(path, "JPEG")
+    (folder / "wnids.txt").write_text("\n".join(names) + "\n")
+    (folder / "words.txt").write_text("".join(f"{name}\tthing {name}\n" for name in names))
+    (folder / "val" / "val_annotations.txt").write_text("".join(notes))

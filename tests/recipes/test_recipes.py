@@ -16,9 +16,13 @@ from consilience.optimizers import AdaGrad
 from consilience.recipes import RECIPES
 from consilience.recipes.fedep_stackoverflow import BATCH, LOSS, STACK_OVERFLOW, TAGS
 from consilience.task import MultiLabel
-from published import write_tff_emnist, write_tff_questions
+from published import write_tff_emnist, write_tff_questions, write_tiny_images
 
-WRITTEN = {"fedep-emnist62": write_tff_emnist, "fedep-stackoverflow": write_tff_questions}
+WRITTEN = {
+    "fedep-emnist62": write_tff_emnist,
+    "fedep-stackoverflow": write_tff_questions,
+    "fednp-tinyimagenet": write_tiny_images,
+}
 
 
 @pytest.fixture
@@ -44,6 +48,7 @@ def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, m
     if name in WRITTEN:
         WRITTEN[name](tmp_path / "data")
         monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path / "data"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code, out, err = reproduce(name)
     if "needs the file" in err:
         pytest.skip(err.strip())
