@@ -15,7 +15,7 @@ from consilience.data import HEART_FEATURES, heart_disease, image_parquet, load
 from consilience.errors import ConfigError, DataError
 
 needs_data = pytest.mark.skipif(
-    "CONSILIENCE_DATA" not in os.environ, reason="CONSILIENCE_DATA names no folder of real data sets"
+    not os.environ.get("CONSILIENCE_DATA"), reason="CONSILIENCE_DATA names no folder of real data sets"
 )
 
 
