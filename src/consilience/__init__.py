@@ -30,7 +30,7 @@ from consilience.algorithms import (
 from consilience.beliefs import Mixture
 from consilience.cohort import Cohort, Info
 from consilience.data import Compose, Crop, Data, Dataset, Federation, Flip, load, partition
-from consilience.engines import Plan, Simulator
+from consilience.engines import Distributed, Plan, Simulator
 from consilience.errors import ClientError, ConsilienceError
 from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
 from consilience.gaussian import Gaussian
@@ -99,6 +99,7 @@ __all__ = [
     "Data",
     "Dataset",
     "Detection",
+    "Distributed",
     "Downpour",
     "Ensemble",
     "Evaluation",

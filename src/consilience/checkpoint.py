@@ -103,10 +103,11 @@ def _crc(*tensors: Tensor) -> int:
     return value
 
 
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Where two identities differ, in words."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(key for key in new if key not in old)]
-        return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
+        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
     return [] if old == new else [f"{path} is {old!r} there and {new!r} here"]
 
 
@@ -249,7 +250,7 @@ class RunDirectory:
 
     def must_match(self, new: Any) -> None:
         """Refuse to go on with another run."""
-        different = _differences(self.facts().get("identity"), json.loads(json.dumps(new)))
+        different = differences(self.facts().get("identity"), json.loads(json.dumps(new)))
         if different:
             raise CheckpointError(
                 f"{self.path} holds another run: {'; '.join(different[:3])}. Choose another directory, or its settings"

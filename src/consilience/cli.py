@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shlex
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from consilience.errors import ConfigError, ConsilienceError, nearest
+
+if TYPE_CHECKING:
+    from consilience.engines import Distributed, Simulator
 
 app = typer.Typer(
     help="Learn one model from data that may not be pooled, with honest uncertainty.",
@@ -79,6 +83,7 @@ def run(
     # holdout = 0.2           # test on a share of every client's own data instead of the test set
     # outside = "fashion-mnist"  # examples of another kind: does uncertainty tell them apart?
     [engine]                  # all optional: device, chunk, workers, compile, precision
+    # name = "Distributed"    # under torchrun: many processes, each with a GPU of its own
     ```
 
     The run is a directory: metrics.jsonl, checkpoints, evaluation.json, report.html. Ctrl-C saves; `--resume` goes
@@ -94,8 +99,8 @@ def run(
 
     loaded = read_config(config, set_)
     section, directory = loaded.config.run, out or Path(loaded.config.run.out or f"runs/{config.stem}")
-    setting = loaded.setting()
-    again = ["consilience", "run", str(config), *_given(set_), "--out", str(directory), "--resume"]
+    engine, setting = loaded.engine(), loaded.setting()
+    again = [*_launcher(engine), "consilience", "run", str(config), *_given(set_), "--out", str(directory), "--resume"]
     again += ["--tensorboard", str(tensorboard)] if tensorboard else []
     resolved = tomli_w.dumps(loaded.as_table())
 
@@ -106,7 +111,7 @@ def run(
     if tensorboard is not None:
         callbacks.append(TensorBoard(tensorboard))
 
-    with _resumable(again):
+    with _resumable(again, engine.leads):
         result = fit(
             loaded.algorithm(),
             setting.task,
@@ -118,11 +123,13 @@ def run(
             seed=section.seed,
             out=directory,
             resume=resume,
-            engine=loaded.engine(),
+            engine=engine,
             evaluate_every=section.evaluate_every,
             checkpoint_every=section.checkpoint_every,
             callbacks=callbacks,
         )
+    if not engine.leads:
+        return
     keep_config()
     last = result.history[-1]
     kinds = {"point": last.get("eval", {}), "marginal": last.get("marginal", {})}
@@ -286,18 +293,30 @@ def _report(directory: Path, runs: list[str] | None = None) -> None:
     messages.print(f"report: {write_report(directory)}", soft_wrap=True)
 
 
+def _launcher(engine: Simulator | Distributed) -> list[str]:
+    """What goes before the command where it runs in several processes."""
+    from consilience.engines import Distributed
+
+    if not isinstance(engine, Distributed):
+        return []
+    return ["torchrun", "--no-python", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1")]
+
+
 @contextlib.contextmanager
-def _resumable(command: list[str]) -> Iterator[None]:
-    """Ctrl-C ends with the command that goes on."""
+def _resumable(command: list[str], leads: bool = True) -> Iterator[None]:
+    """Ctrl-C ends with the command that goes on, said once."""
     from consilience.loop import Interrupted
 
     try:
         yield
     except Interrupted as stop:
-        messages.print(f"{stop}:\n  {shlex.join(command)}", soft_wrap=True)
+        if leads:
+            messages.print(f"{stop}:\n  {shlex.join(command)}", soft_wrap=True)
         raise typer.Exit(130) from stop
     except KeyboardInterrupt:
-        messages.print(f"stopped; the last checkpoint is kept. Go on with:\n  {shlex.join(command)}", soft_wrap=True)
+        if leads:
+            kept = "stopped; the last checkpoint is kept. Go on with"
+            messages.print(f"{kept}:\n  {shlex.join(command)}", soft_wrap=True)
         raise typer.Exit(130) from None
 
 

@@ -214,6 +214,7 @@ def compare(
     first round whose accuracy is at least that; a run that never got there has none.
     """
     methods = _labelled(algorithms)
+    tuning.must_simulate(options)
     if out is not None and not resume and (Path(out) / "comparison.json").exists():
         raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
     at = lru_cache(maxsize=1)(setting if callable(setting) else lambda _: setting)  # tuning's is the first seed's

@@ -18,7 +18,7 @@ from consilience.algorithms.switch import Method, Switch
 from consilience.comparison import Setting
 from consilience.components import Component, build, resolve
 from consilience.data import DATASETS, Compose, Crop, Data, Dataset, Federation, Flip, load, options_of, partition
-from consilience.engines import Simulator
+from consilience.engines import Distributed, Simulator
 from consilience.errors import ConfigError, nearest
 from consilience.models import MODELS
 from consilience.task import Classification, MultiLabel, Regression, Task
@@ -35,6 +35,7 @@ PARTITIONS = {
 }
 TASKS: dict[str, type[Task]] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}
 AUGMENTATIONS = {"Crop": Crop, "Flip": Flip}
+ENGINES: dict[str, type[Simulator] | type[Distributed]] = {"Simulator": Simulator, "Distributed": Distributed}
 
 
 class _Section(BaseModel):
@@ -143,10 +144,14 @@ class Loaded:
             raise ConfigError(f"{component.where}.name: {component.make!r} is not an Algorithm")
         return method
 
-    def engine(self) -> Simulator:
-        """The engine of the config."""
-        simulator: Simulator = build(Simulator, self.config.engine, "engine", self.folder)
-        return simulator
+    def engine(self) -> Simulator | Distributed:
+        """The engine of the config: the simulator unless it names another."""
+        table = dict(self.config.engine)
+        name = table.pop("name", "Simulator")
+        if name not in ENGINES:
+            raise ConfigError(f"engine.name: unknown name {name!r}; {nearest(str(name), ENGINES)}")
+        engine: Simulator | Distributed = build(ENGINES[name], table, "engine", self.folder)
+        return engine
 
     def setting(self, seed: int | None = None) -> Setting:
         """Data, partition and model for a seed: of the partition, the split and the initial weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 
 import consilience
+from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, Switch, phases
-from consilience.checkpoint import RunDirectory, Saved, describe, identity
+from consilience.checkpoint import RunDirectory, Saved, describe, differences, identity
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.engines.distributed import Distributed
+from consilience.engines.ranks import Ranks
 from consilience.engines.simulator import Simulator
 from consilience.errors import CheckpointError, ConfigError, DataError
 from consilience.evaluation import check_unlabelled
@@ -36,7 +40,7 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     warm: str | Path | None = None,
-    engine: Simulator | None = None,
+    engine: Simulator | Distributed | None = None,
     evaluate_every: int | None = None,
     checkpoint_every: int = 10,
     callbacks: Sequence[Callback] = (),
@@ -61,27 +65,53 @@ def fit(
     engine = engine or Simulator()
     stages = _stages(algorithm, task, federation, rounds)
     who = identity(algorithm, stages[0].task, stages[0].federation, cohort, seed, engine.precision)
-    directory = None if out is None else RunDirectory(Path(out))
-    old = _existing(directory, who, resume)
     facts = _facts(algorithm, stages[0], len(stages), rounds, cohort, seed, who)
-    facts["plans"] = old["plans"] if old else facts["plans"]
-    begun = directory is not None and directory.has_checkpoints()
-    warmed = None if warm is None or begun else _warm(algorithm, RunDirectory(Path(warm)), who, rounds)
-    loop = Loop(
-        engine, directory, facts, rounds, cohort, seed, test, evaluate_every, checkpoint_every, callbacks, progress,
-        state_memory, debug, outside,
-    )  # fmt: skip
-    with ExitStack() as held:
-        if directory is not None:
-            if old is None:
-                directory.create(facts)
-            held.enter_context(directory.locked())
-        found = None if directory is None else directory.latest()
-        if directory is not None:
-            loop.history = directory.history(up_to=found[0] if found else 0)
-        if warmed is not None:
-            found = loop.begin(stages[0].algorithm, *warmed)
+    with engine.started() as (simulator, ranks), ExitStack() as held:
+        _must_agree(ranks, who)
+        place = None if out is None else Path(out)
+        directory = None if place is None or not ranks.leads else RunDirectory(place)
+        loop = Loop(
+            simulator, ranks, place, directory, facts, rounds, cohort, seed, test, evaluate_every, checkpoint_every,
+            callbacks, progress, state_memory, debug, outside,
+        )  # fmt: skip
+        source = None if warm is None else RunDirectory(Path(warm))
+        found = ranks.in_turn(lambda: _begin(loop, algorithm, stages[0].algorithm, who, resume, source, held))
         return loop.go(stages, *(found or (0, None)))
+
+
+def _begin(
+    loop: Loop, method: Method, first: Algorithm, who: Any, resume: bool, source: RunDirectory | None, held: ExitStack
+) -> tuple[int, Saved] | None:
+    """Where to go on from, if not from the start; the run's directory is made, or held, by who writes it."""
+    directory = loop.directory
+    if loop.out is not None and directory is None:  # rank 0 was here before, and has left nothing to do
+        made = RunDirectory(loop.out)
+        loop.facts["plans"], loop.history = made.facts()["plans"], made.history()
+        return made.latest()
+    old = _existing(directory, who, resume)
+    loop.facts["plans"] = old["plans"] if old else loop.facts["plans"]
+    begun = directory is not None and directory.has_checkpoints()
+    warmed = None if source is None or begun else _warm(method, source, who, loop.rounds)
+    found = None
+    if directory is not None:
+        if old is None:
+            directory.create(loop.facts)
+        held.enter_context(directory.locked())
+        found = directory.latest()
+        loop.history = directory.history(up_to=found[0] if found else 0)
+    return found if warmed is None else loop.begin(first, *warmed)
+
+
+def _must_agree(ranks: Ranks, who: Any) -> None:
+    """Refuse ranks that are about to run different things, before any of them does."""
+    if ranks.size == 1:
+        return
+    here = json.loads(json.dumps(who))
+    different = differences(ranks.led(lambda: here), here)
+    if ranks.any(bool(different)):
+        who_does = f"rank {ranks.rank} does" if different else "another rank does"
+        what = f": {'; '.join(different[:3])}" if different else ""
+        raise ConfigError(f"{who_does} not run what rank 0 runs{what}. All need the same seeds, data and settings")
 
 
 def _stages(method: Method, task: Task, federation: Federation, rounds: int) -> list[Stage]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from consilience.cohort import Info
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan
+from consilience.engines.ranks import Ranks
 from consilience.engines.simulator import Session, Simulator
 from consilience.engines.states import Fresh, InMemory, OnDisk, States
 from consilience.engines.work import Share, chunks
@@ -77,9 +80,12 @@ def stop_requests() -> Iterator[threading.Event]:
 
 @dataclass
 class Loop:
-    """Rounds, stage after stage: states, evaluations, metrics and checkpoints."""
+    """Rounds, stage after stage: states, evaluations, metrics and checkpoints. The run lives in `out`; `directory` is
+    there for the rank that writes it."""
 
     engine: Simulator
+    ranks: Ranks
+    out: Path | None
     directory: RunDirectory | None
     facts: dict[str, Any]
     rounds: int
@@ -111,8 +117,9 @@ class Loop:
     def go(self, stages: list[Stage], done: int, saved: Saved | None) -> Run:
         """All stages that are not over, from what was saved."""
         if done > self.rounds:
-            where = "the run" if self.directory is None else self.directory.path
-            raise CheckpointError(f"{where} has gone on to round {done} already: rounds is only {self.rounds}")
+            raise CheckpointError(
+                f"{self.out or 'the run'} has gone on to round {done} already: rounds is only {self.rounds}"
+            )
         before: Run | None = None
         for number, stage in enumerate(stages):
             if done > stage.last:
@@ -126,17 +133,22 @@ class Loop:
                 cohort=self.cohort,
                 rounds=stage.last - done,
                 plan=None if plan is None else Plan(**plan),
+                ranks=self.ranks,
             ) as self.session:
                 self._enter(stage.algorithm, before, saved)
                 self._rounds(number, done, stage.last)
             before, done, saved = self.run, stage.last, None
             if done == self.rounds:  # a switch that lies ahead is made when the run goes on
                 break
-        if self.directory is not None:
-            self.directory.write_sheet()  # a run from before there was one may have nothing left to do
-        if self.test is not None and self.directory is not None:
-            write_atomically(self.directory.path / "evaluation.json", json.dumps(self._final(self.test), indent=1))
+        self.ranks.led(self._finish)
         return self.run
+
+    def _finish(self) -> None:
+        if self.directory is None:
+            return
+        self.directory.write_sheet()  # a run from before there was one may have nothing left to do
+        if self.test is not None:
+            write_atomically(self.directory.path / "evaluation.json", json.dumps(self._final(self.test), indent=1))
 
     def _final(self, test: Dataset | Federation) -> dict[str, Any]:
         """The last evaluation, and in short what the posterior says of single weights."""
@@ -167,14 +179,13 @@ class Loop:
         states = self._states(lambda ids: algorithm.client(task, for_clients, self._sizes(ids)))
         if saved is not None:
             self._restore(states, saved.states)
-        out = None if self.directory is None else self.directory.path
-        self.run = Run(algorithm, task, federation, server, states, self.history, out, test=self.test)
+        self.run = Run(algorithm, task, federation, server, states, self.history, self.out, test=self.test)
 
     def _restore(self, states: States, saved: Tree) -> None:
         in_files = isinstance(saved, Tensor)
         if saved is not None and in_files != isinstance(states, OnDisk):
             place = "files" if in_files else "memory"
-            where = "the run" if self.directory is None else self.directory.path
+            where = self.out or "the run"
             raise CheckpointError(f"{where} keeps the clients' states in {place}: give state_memory as before")
         states.restore(saved)
 
@@ -186,34 +197,41 @@ class Loop:
         outgrows `state_memory` goes to files at once: a checkpoint of all of it would be too much."""
         expected = nbytes(fresh(torch.tensor([0]))) * len(self.session.federation)
         device = self.session.task.device
-        small = expected <= self.state_memory or self.directory is None
-        if small and device.type == "cuda" and expected < DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]:
-            return InMemory(fresh, device)
+        small = expected <= self.state_memory or self.out is None
+        if small and device.type == "cuda":
+            too_large = expected >= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
+            if not self.ranks.any(too_large):
+                return InMemory(fresh, device)
         if expected <= self.state_memory:
             return InMemory(fresh)
-        if self.directory is None:
+        if self.out is None:
             raise ConfigError(
                 f"the clients' states need {expected / 2**30:.1f} GiB, more than state_memory "
                 f"({self.state_memory / 2**30:.1f} GiB): pass out= so that they can be kept in files"
             )
-        return OnDisk(fresh, self.directory.path / "states")
+        return OnDisk(fresh, self.out / "states", writes=self.ranks.leads)
 
     def _rounds(self, stage: int, done: int, last: int) -> None:
         if done >= last:
             return
         self._settle(stage, done + 1)
-        with stop_requests() as stop, Bar(self.run.algorithm.name, self.rounds, self.progress, done) as bar:
+        shown = self.progress and self.ranks.leads
+        with stop_requests() as stop, Bar(self.run.algorithm.name, self.rounds, shown, done) as bar:
             for number in range(done + 1, last + 1):
                 line = self._round(number)
                 bar.update(line)
-                for callback in self.callbacks:
-                    callback(self.run, line)
-                stopping = stop.is_set() and number < self.rounds
+                if self.callbacks:
+                    self.ranks.led(partial(self._call_back, line))
+                stopping = self.ranks.any(stop.is_set()) and number < self.rounds
                 if number % self.checkpoint_every == 0 or number == last or stopping:
-                    self._save(number)
+                    self.ranks.led(partial(self._save, number))
                 if stopping:
-                    where = "it was not kept, as no directory was given" if self.directory is None else "resume it"
+                    where = "it was not kept, as no directory was given" if self.out is None else "resume it"
                     raise Interrupted(f"stopped after round {number} of {self.rounds}; {where}")
+
+    def _call_back(self, line: dict[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback(self.run, line)
 
     def _ids(self, number: int) -> Tensor:
         key = keys.key(self.seed, purpose="cohort", round=number)
@@ -225,7 +243,7 @@ class Loop:
         self.run.task = self.session.task
         log.info("plan: %s", self.run.plan)
         if self.directory is not None:
-            self.facts["engine"] = f"simulator: {self.run.plan}"
+            self.facts["engine"] = f"{self.ranks}: {self.run.plan}"
             self.facts["plans"][stage] = asdict(self.run.plan)
             self.directory.write_facts(self.facts)
 
@@ -238,19 +256,29 @@ class Loop:
             for name, count in acted.items():
                 share.guards[name] = share.guards.get(name, 0) + int(count)
         line = self._line(number, share, down, time.perf_counter() - start)
-        if self.test is not None and (number % self.evaluate_every == 0 or number == self.rounds):
-            last = number == self.rounds
-            self.latest = scores = self.run.evaluate(self.test, outside=self.outside if last else None)
-            self.run.latest = scores
-            line["eval"] = scores.point
-            if scores.marginal is not None:
-                line["marginal"] = scores.marginal
-        if self.debug:
-            line["audit"] = self.run.algorithm.audit(self.run.server, self._everyone())
+        if self.debug or self._due(number):
+            line |= self.ranks.led(partial(self._judge, number))
         self.history.append(line)
         if self.directory is not None:
             self.directory.append(line)
         return line
+
+    def _due(self, number: int) -> bool:
+        return self.test is not None and (number % self.evaluate_every == 0 or number == self.rounds)
+
+    def _judge(self, number: int) -> dict[str, Any]:
+        """What a round's line has of an evaluation, if one is due, and of an audit."""
+        found: dict[str, Any] = {}
+        if self.test is not None and self._due(number):
+            last = number == self.rounds
+            self.latest = scores = self.run.evaluate(self.test, outside=self.outside if last else None)
+            self.run.latest = scores
+            found["eval"] = scores.point
+            if scores.marginal is not None:
+                found["marginal"] = scores.marginal
+        if self.debug:
+            found["audit"] = self.run.algorithm.audit(self.run.server, self._everyone())
+        return found
 
     def _line(self, number: int, share: Share, down: int, seconds: float) -> dict[str, Any]:
         federation = self.session.federation

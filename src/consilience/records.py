@@ -173,6 +173,17 @@ def _describe(tree: Tree) -> Any:
     return {"type": type(tree).__name__, "fields": {name: _describe(child) for name, child in children}}
 
 
+def blueprint(tree: Tree) -> dict[str, Any]:
+    """A tree without its numbers, as plain data: its structure, and every leaf's dtype, shape and kind of device."""
+    what = {name: (str(leaf.dtype).removeprefix("torch."), leaf.shape, leaf.device.type) for name, leaf in leaves(tree)}
+    return {"record": _describe(tree), "leaves": what}
+
+
+def assemble(plan: dict[str, Any], arrays: dict[str, Tensor]) -> Tree:
+    """The tree of a blueprint, from its leaves by name."""
+    return _build(plan["record"], arrays, "")
+
+
 def pack(tree: Tree, **note: str) -> bytes:
     """Safetensors bytes; the header holds the structure and whatever `note` says."""
     arrays = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in leaves(tree)}

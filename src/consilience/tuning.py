@@ -22,6 +22,7 @@ from consilience.algorithms.switch import Method
 from consilience.checkpoint import RunDirectory, describe
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.engines import Distributed
 from consilience.errors import ClientError, ConfigError, ConsilienceError, DataError, nearest
 from consilience.experiment import fit
 from consilience.files import write_atomically
@@ -140,6 +141,7 @@ def tune(
     """Every method's best of `trials` trials with the same `options` of `fit`, by the score `select` (NLL where there
     is one, else the first that has a better and a worse) on a fifth of every client's training examples, which trials
     do not learn from. A trial that diverges is the worst. With `out`, trials are runs in out/tuning/label/trial-k."""
+    must_simulate(options)
     planned = {label: candidates(label, method, trials, seed) for label, method in methods.items()}
     versions = {label: [with_settings(methods[label], drawn) for drawn in found] for label, found in planned.items()}
     train, valid = _validation(setting, seed)
@@ -174,6 +176,12 @@ def tune(
             }
         )
     return tuned
+
+
+def must_simulate(options: Mapping[str, Any]) -> None:
+    """Refuse an engine of many processes: each of them would write the files of all runs."""
+    if isinstance(options.get("engine"), Distributed):
+        raise ConfigError("many runs are made by the simulator: Distributed is for one, so fit them one by one")
 
 
 def _validation(setting: Setting, seed: int) -> tuple[Federation, Dataset | Federation]:

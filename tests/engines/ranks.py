@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from consilience.records import tree_map
 SIZES = (40, 33, 21, 20, 7, 3, 1)
 TRAIN = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch=8, weight_decay=0.01)
 LOCAL = cs.SGD(lr=0.1, batch=8)
+KEPT: list[Any] = []  # runs that live as long as the process: they must not keep it from ending well
 
 
 @cs.algorithm
@@ -52,6 +54,14 @@ class Broken(Sick):
         if 3 in cohort.ids:
             raise ValueError("no disk")
         return self.inner.local(task, message, state, cohort)
+
+
+@cs.algorithm
+class Drifting(Sick):
+    """A server that is not the same in all ranks."""
+
+    def fuse(self, server, update):
+        return tree_map(lambda leaf: leaf + int(os.environ["RANK"]), server)
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ def main(out: Path) -> None:
     heard: list[int] = []
     for name, case in CASES.items():
         run = learn(case, engine, callbacks=[lambda run, line: heard.append(line["round"])])
+        KEPT.append(run)
         lines = [{**line, "seconds": 0} for line in run.history]
         (out / f"{name}.{rank}.txt").write_text(f"{json.dumps(lines)}\n{len(heard)}")
         (out / f"{name}.{rank}.safetensors").write_bytes(cs.pack(everything(run)))
@@ -133,6 +144,7 @@ def main(out: Path) -> None:
         refusal(lambda: learn(Case(Broken()), engine, cohort=None)),
         refusal(lambda: cs.fit(ep.algorithm, task(seed=rank), federation(), rounds=1, engine=engine, progress=False)),
         refusal(lambda: learn(CASES["FedAvg"], engine, callbacks=[lambda *_: 1 / 0])),
+        refusal(lambda: learn(Case(Drifting()), engine)),
     ]
     (out / f"said.{rank}.txt").write_text("\n".join(said))
 

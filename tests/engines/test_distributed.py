@@ -133,6 +133,8 @@ def test_what_fails_in_one_rank_fails_in_all_with_the_same_words(out):
     assert "the same seeds" in theirs[2]
     assert mine[3] == "ZeroDivisionError: division by zero"
     assert theirs[3] == "ConsilienceError: rank 0 failed: ZeroDivisionError: division by zero"
+    assert mine[4] == theirs[4]
+    assert "the ranks hold different servers" in mine[4]
 
 
 ORPHAN = """

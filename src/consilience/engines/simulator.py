@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +16,7 @@ from consilience.algorithms.base import Algorithm
 from consilience.cohort import Cohort
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan, chunk_sizes, finalists
+from consilience.engines.ranks import ALONE, Ranks
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, part_of
 from consilience.engines.workers import Pool, can_fork, give_memory_back, keep_memory
@@ -52,6 +53,16 @@ class Simulator:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes and prints: it is the only one."""
+        return True
+
+    @contextmanager
+    def started(self) -> Iterator[tuple[Simulator, Ranks]]:
+        """(what this process computes with, who computes with it), for as long as a run takes."""
+        yield self, ALONE
+
     def open(
         self,
         algorithm: Algorithm,
@@ -62,8 +73,10 @@ class Simulator:
         cohort: int,
         rounds: int,
         plan: Plan | None = None,
+        ranks: Ranks = ALONE,
     ) -> Session:
-        """Make ready for the rounds of one algorithm. A `plan` from an earlier session is followed, not chosen."""
+        """Make ready for the rounds of one algorithm, which `ranks` share. A `plan` from an earlier session is
+        followed, not chosen."""
         name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
             device = torch.device(name)
@@ -74,7 +87,7 @@ class Simulator:
             raise ConfigError("precision 'bf16' is for GPUs: on a CPU it is slower than float32, where it works at all")
         if plan is not None and plan.device != device.type:
             plan = None  # a plan for another kind of device says nothing about this one
-        return Session(self, device, algorithm, task, federation, seed, cohort, rounds, plan)
+        return Session(self, device, algorithm, task, federation, seed, cohort, rounds, plan, ranks)
 
 
 class Session:
@@ -91,7 +104,9 @@ class Session:
         cohort: int,
         rounds: int,
         plan: Plan | None,
+        ranks: Ranks,
     ) -> None:
+        self._ranks = ranks
         self._simulator, self._algorithm, self._seed, self._rounds = simulator, algorithm, seed, rounds
         if device.type == "cpu":
             keep_memory()
@@ -127,9 +142,11 @@ class Session:
         """Choose the plan (by timing, unless given) and start the workers; once, before the first round."""
         if self.plan is None:
             self._kept_on = states.device
-            ids, self._probed = self._longest_first(ids), round
-            chosen = self._given or self._choose(server, states, ids)
-            chosen = replace(chosen, device=self.task.device.type)
+            ids, self._probed = self._longest_first(ids)[:: self._ranks.size], round
+            found = self._given or self._choose(server, states, ids)  # by all ranks at once, as it will be in earnest
+            chosen = replace(Plan(**self._ranks.led(lambda: asdict(found))), device=self.task.device.type)
+            if self._ranks.size > 1:
+                chosen = replace(chosen, workers=1)  # a plan of the simulator may have had more
             give_memory_back()  # what large chunks took while they were timed
             self.task = self._prepare(self._host_task, self.task.device, chosen)
             if chosen.workers > 1 and chosen.compile:  # once, here: workers inherit the code and share its memory
@@ -146,12 +163,18 @@ class Session:
             torch.set_num_threads(plan.threads)
 
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
-        """All of a round's clients: (their share, bytes sent down). Commits the accepted clients' new states."""
+        """All of a round's clients: (their share, bytes sent down). Commits the accepted clients' new states.
+        Clients are dealt out to the ranks like cards, longest first, so that all have about as much to do."""
         self.settle(server, states, ids, round)
         ids = self._longest_first(ids)
+        hand = slice(self._ranks.rank, None, self._ranks.size)
+
+        def work() -> Share:
+            return self._everyone(ids[hand], part_of(message, hand), states.gather(ids[hand]), round)
+
         with self._cores_for_workers():
-            message, kept = self._algorithm.message(server, ids), states.gather(ids)
-            share = self._everyone(ids, message, kept, round)
+            message = self._algorithm.message(server, ids)
+            share = self._ranks.merge(work, server, self._algorithm.additive)
             states.commit(torch.tensor(share.accepted, dtype=torch.int64), share.states, round)
         shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
         return _by_id(share, self._algorithm.additive), shared * len(ids) + own

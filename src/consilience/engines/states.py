@@ -106,11 +106,12 @@ class InMemory(States):
 
 class OnDisk(States):
     """One immutable file a client and round, for states that outgrow memory. The checkpoint holds the map
-    client → round; a file that a checkpoint names is never written again, so a kill cannot tear them apart."""
+    client → round; a file that a checkpoint names is never written again, so a kill cannot tear them apart.
+    Of several ranks that share a folder only one `writes`."""
 
-    def __init__(self, fresh: Fresh, folder: Path) -> None:
+    def __init__(self, fresh: Fresh, folder: Path, writes: bool = True) -> None:
         super().__init__(fresh)
-        self._folder = folder
+        self._folder, self._writes = folder, writes
         self._round: dict[int, int] = {}
         self._kept: deque[Tensor] = deque(maxlen=CHECKPOINTS)
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,8 @@ class OnDisk(States):
             raise CheckpointError(f"the state of client {client} cannot be read from {path}: {error}") from error
 
     def _write(self, client: int, state: Tree, round: int) -> None:
-        write_atomically(self._path(client, round), pack(state))
+        if self._writes:
+            write_atomically(self._path(client, round), pack(state))
         self._round[client] = round
 
     def snapshot(self) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,25 @@ class Share:
             counts,
             self.bytes_up + other.bytes_up,
         )
+
+    def facts(self) -> dict[str, Any]:
+        """All but the tensors, as plain data."""
+        return {
+            "accepted": self.accepted,
+            "rejected": list(self.rejected.items()),
+            "notes": list(self.notes),
+            "guards": self.guards,
+            "bytes_up": self.bytes_up,
+        }
+
+    @classmethod
+    def of(
+        cls, facts: dict[str, Any], update: Tree = None, states: Tree = None, notes: tuple[Tensor, ...] = ()
+    ) -> Share:
+        """A share from its facts and tensors; tensors that are elsewhere may be left out."""
+        named = dict(zip(facts["notes"], notes, strict=True)) if notes else {}
+        rejected = dict(facts["rejected"])
+        return cls(update, states, facts["accepted"], rejected, named, facts["guards"], facts["bytes_up"])
 
 
 def _join(a: Tree, b: Tree) -> Tree:

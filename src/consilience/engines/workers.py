@@ -119,14 +119,7 @@ def give_memory_back() -> None:
 
 
 def _pack_share(share: Share) -> bytes:
-    facts = {
-        "accepted": share.accepted,
-        "rejected": list(share.rejected.items()),
-        "notes": list(share.notes),
-        "guards": share.guards,
-        "bytes_up": share.bytes_up,
-    }
-    return pack((share.update, share.states, tuple(share.notes.values())), share=json.dumps(facts))
+    return pack((share.update, share.states, tuple(share.notes.values())), share=json.dumps(share.facts()))
 
 
 def _unpack_share(reply: bytes) -> Share:
@@ -135,14 +128,4 @@ def _unpack_share(reply: bytes) -> Share:
         raise ClientError(*json.loads(header["client"]))
     if "error" in header:
         raise ConsilienceError(header["error"])
-    facts = json.loads(header["share"])
-    update, states, values = unpack(reply)
-    return Share(
-        update,
-        states,
-        facts["accepted"],
-        dict(facts["rejected"]),
-        dict(zip(facts["notes"], values, strict=True)),
-        facts["guards"],
-        facts["bytes_up"],
-    )
+    return Share.of(json.loads(header["share"]), *unpack(reply))

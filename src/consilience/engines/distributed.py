@@ -1,0 +1,269 @@
+"""Many processes, on as many GPUs or cores: ranks that torchrun starts share the clients of every round."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from consilience.engines.ranks import Ranks
+from consilience.engines.simulator import Simulator
+from consilience.engines.work import Share
+from consilience.errors import ClientError, ConfigError, ConsilienceError
+from consilience.records import Tree, assemble, blueprint, leaves
+
+T = TypeVar("T")
+log = logging.getLogger("consilience")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """The simulator under `torchrun`: every rank computes its part of a round's clients, on a GPU of its own or on a
+    CPU, and updates are all-reduced. Results are the simulator's but for rounding.
+
+    All ranks run the same script with the same seeds, and each has all the data, the server and all clients' states:
+    memory is needed once a rank. Rank 0 alone writes, evaluates and calls callbacks; `leads` tells whether this is it.
+    A run's directory must be on a disk that all ranks see. Where one ends, or does not answer for `timeout` seconds,
+    the others end too. It has not been run on several GPUs yet.
+    """
+
+    device: str | None = None
+    chunk: int | None = None
+    threads: int | None = None
+    compile: bool | None = None
+    precision: str = "float32"
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        self._simulator(self.device)
+        if self.device not in (None, "cpu", "cuda"):
+            raise ConfigError(f"device must be 'cpu' or 'cuda', of which every rank takes its own, got {self.device!r}")
+        if not 0 < self.timeout < math.inf:
+            raise ConfigError(f"timeout must be a positive number of seconds, got {self.timeout}")
+
+    def _simulator(self, device: str | None) -> Simulator:
+        return Simulator(device, self.chunk, 1, self.threads, self.compile, self.precision)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is rank 0, the one that writes and prints."""
+        return (dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))) == 0
+
+    @contextmanager
+    def started(self) -> Iterator[tuple[Simulator, Ranks]]:
+        """(what this rank computes with, all ranks), for as long as a run takes."""
+        if not dist.is_initialized() and not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+            raise ConfigError(
+                "Distributed runs in processes that torchrun starts: torchrun --nproc-per-node 2 script.py, or "
+                "torchrun --no-python --nproc-per-node 2 consilience run config.toml --set engine.name=Distributed"
+            )
+        device = self._own_device()
+        ranks, level = Together(_group(device, timedelta(seconds=self.timeout)), self.timeout), log.level
+        if not ranks.leads:
+            log.setLevel(logging.ERROR)  # what all have to say is said once
+        try:
+            yield self._simulator(device), ranks
+        finally:
+            log.setLevel(level)
+            ranks.leave()
+
+    def _own_device(self) -> str:
+        if (self.device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cpu":
+            return "cpu"
+        number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if number >= there:
+            raise ConfigError(f"rank {number} of this machine has no GPU of its own, as there are {there}: start fewer")
+        torch.cuda.set_device(number)  # what is said of "cuda" from now on is said of this one
+        return f"cuda:{number}"
+
+
+def _group(device: str, timeout: timedelta) -> dist.ProcessGroup:
+    """All processes, for one run. Bytes on the host go through gloo, tensors on GPUs through NCCL. The world stays
+    until the process ends: a second one at the same address would meet what the first has left there."""
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    try:
+        if not dist.is_initialized():
+            dist.init_process_group(backend, timeout=timeout)
+            atexit.register(_leave)
+        group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise ConsilienceError(f"the ranks did not find each other: {str(error).splitlines()[0]}") from error
+    return group
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Together(Ranks):
+    """Processes of one group. Facts travel as JSON, tensors as they are; nothing is pickled."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._timeout = timeout
+        self._group: dist.ProcessGroup | None = group
+
+    def leave(self) -> None:
+        """End this rank's part: who still waits for it hears of it now. The group is forgotten as well, or else a run
+        that is kept would keep the group's threads until the process ends."""
+        dist.destroy_process_group(self._group)
+        self._group = None
+
+    def __str__(self) -> str:
+        return f"distributed over {self.size} ranks"
+
+    def merge(self, work: Callable[[], Share], server: Tree, additive: bool) -> Share:
+        """All ranks' shares, in the order of ranks. A rank without clients adds zeros, whose shapes the others know."""
+        share, failure = Share(), None
+        try:
+            share = work()
+        except Exception as error:
+            failure = error
+        facts = {
+            "failure": _words(failure),
+            "server": fingerprint(server),
+            "share": share.facts(),
+            "plans": [blueprint(tree) for tree in (share.update, share.states, tuple(share.notes.values()))],
+        }
+        everyone = [json.loads(text) for text in self._exchange(json.dumps(facts))]
+        if failure is not None:
+            raise failure
+        for rank, words in enumerate(other["failure"] for other in everyone):
+            if words is not None:
+                raise _error(words, rank)
+        if len({other["server"] for other in everyone}) > 1:
+            raise ConsilienceError("the ranks hold different servers: all must compute with the same code and numbers")
+        shares = [Share.of(other["share"]) for other in everyone]
+        counts = [len(one.accepted) for one in shares]
+        together = reduce(lambda a, b: a.merge(b, additive), shares)
+        if not any(counts):
+            return together
+        teller = next(other for other, count in zip(everyone, counts, strict=True) if count)
+        plans, names = teller["plans"], teller["share"]["notes"]
+        update = self._sum(share.update, plans[0]) if additive else self._rows(share.update, plans[0], counts)
+        states = self._rows(share.states, plans[1], counts)
+        values = self._rows(tuple(share.notes.values()), plans[2], counts)
+        return replace(together, update=update, states=states, notes=dict(zip(names, values, strict=True)))
+
+    def led(self, work: Callable[[], T]) -> T:
+        """Rank 0 works while the others wait for what came of it."""
+        done: list[T] = []
+        failure = None
+        if self.leads:
+            try:
+                done.append(work())
+            except Exception as error:
+                failure = error
+        words, told = json.loads(self._exchange(json.dumps([_words(failure), done]))[0])
+        if failure is not None:
+            raise failure
+        if words is not None:
+            raise _error(words, 0)
+        return done[0] if self.leads else told[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return any(json.loads(text) for text in self._exchange(json.dumps(flag)))
+
+    def _exchange(self, text: str) -> list[str]:
+        """Every rank's text."""
+        mine = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
+        lengths = [int(length) for length in self._gather(torch.tensor([len(mine)]))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        parts = self._gather(padded)
+        return [part[:n].numpy().tobytes().decode() for part, n in zip(parts, lengths, strict=True)]
+
+    def _gather(self, tensor: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        with self._others_needed():
+            dist.all_gather(parts, tensor, group=self._group)
+        return parts
+
+    def _sum(self, tree: Tree, plan: dict[str, Any]) -> Tree:
+        """Leaf by leaf sum over ranks, in one call for each dtype."""
+        zeros = {
+            name: torch.zeros(shape, dtype=getattr(torch, dtype), device=on)
+            for name, (dtype, shape, on) in plan["leaves"].items()
+            if tree is None
+        }
+        mine, arrays = zeros or dict(leaves(tree)), {}
+        for dtype in {kind: None for kind, _, _ in plan["leaves"].values()}:
+            parts = {name: what for name, what in plan["leaves"].items() if what[0] == dtype}
+            flat = torch.cat([mine[name].reshape(-1) for name in parts])
+            with self._others_needed():
+                dist.all_reduce(flat, group=self._group)
+            pieces = torch.split(flat, [math.prod(shape) for _, shape, _ in parts.values()])
+            for (name, (_, shape, _)), piece in zip(parts.items(), pieces, strict=True):
+                arrays[name] = piece.view(shape)
+        return assemble(plan, arrays)
+
+    def _rows(self, tree: Tree, plan: dict[str, Any], counts: list[int]) -> Tree:
+        """All ranks' rows, of which this one has counts[rank]: as bytes, whatever their dtypes, in one call."""
+        widths = {
+            name: math.prod(shape[1:]) * getattr(torch, dtype).itemsize
+            for name, (dtype, shape, _) in plan["leaves"].items()
+        }
+        if not plan["leaves"]:
+            return assemble(plan, {})
+        on, own = next(on for _, _, on in plan["leaves"].values()), counts[self.rank]
+        block = torch.zeros(max(counts), sum(widths.values()), dtype=torch.uint8, device=on)
+        if own:
+            parts = [leaf.reshape(own, math.prod(leaf.shape[1:])) for _, leaf in leaves(tree)]
+            block[:own] = torch.cat([_packed(part).view(torch.uint8) for part in parts], dim=1)
+        blocks = self._gather(block)
+        whole = torch.cat([block[:count] for block, count in zip(blocks, counts, strict=True)])
+        arrays = {}
+        for (name, (dtype, shape, _)), part in zip(
+            plan["leaves"].items(), torch.split(whole, [*widths.values()], dim=1), strict=True
+        ):
+            arrays[name] = _packed(part).view(getattr(torch, dtype)).view(sum(counts), *shape[1:])
+        return assemble(plan, arrays)
+
+    @contextmanager
+    def _others_needed(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise ConsilienceError(
+                f"rank {self.rank} waited in vain for the others: one of them has ended (its own message says why), or "
+                f"took longer than timeout = {self._timeout:g} seconds"
+            ) from error
+
+
+def fingerprint(tree: Tree) -> int:
+    """The sum of all numbers' bits: the same for the same numbers, in whatever order they are added."""
+    total = 0
+    for _, leaf in leaves(tree):
+        total += int(leaf.view(_INTEGERS[leaf.element_size()]).sum(dtype=torch.int64))
+    return total
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """A copy whose strides are those of its shape, also where one row or column would do with any."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _words(failure: Exception | None) -> list[Any] | None:
+    """What went wrong, as plain data."""
+    if isinstance(failure, ClientError):
+        return [failure.client, failure.round, failure.stage, failure.reason]
+    return None if failure is None else [f"{type(failure).__name__}: {failure}"]
+
+
+def _error(words: list[Any], rank: int) -> ConsilienceError:
+    return ClientError(*words) if len(words) > 1 else ConsilienceError(f"rank {rank} failed: {words[0]}")
