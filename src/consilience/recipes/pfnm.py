@@ -45,6 +45,7 @@ PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)  # of DP-means
 VARIANCES, MASSES = (0.1, 0.5, 1.0), (1e-3, 1.0, 50.0)  # the authors' grid of σ² and γ₀
 METRICS = ("accuracy", "nll", "ece", "width")
 QUICK = 10  # the small size has every tenth example
+NARROW = 20  # hidden units in a quick run
 TEXT = (
     "Clients train networks of their own and talk to the server once. “heterogeneous”: every class is shared out by "
     "Dirichlet 0.5, sizes balanced, as in the authors' code. PFNM has σ² = 1, σ₀² = 10, γ₀ = 1; “tuned” are σ² and γ₀ "
@@ -238,10 +239,10 @@ class Study:
         )
         return {name: score(local) for name, score in (CONSTRAINED | TUNED | RESOURCEFUL).items() if name in shown}
 
-    def case(self, split: str, value: int, seed: int) -> Case:
-        """A point of the sweep."""
+    def case(self, split: str, value: int, seed: int, quick: bool = False) -> Case:
+        """A point of the sweep; networks are narrow in a quick one."""
         clients, hidden = self.at(value)
-        return Case(split, clients, hidden, seed)
+        return Case(split, clients, (NARROW,) * len(hidden) if quick else hidden, seed)
 
     def run(self, options: Options) -> Comparison:
         """The whole sweep, over all seeds; scores that an earlier run has written are read."""
@@ -251,7 +252,7 @@ class Study:
         for seed, split, value in product(range(options.seeds), splits, sweep):
             if options.announce is not None:
                 options.announce(f"{split}, {value} {self.axis}", seed)
-            case = self.case(split, value, seed)
+            case = self.case(split, value, seed, options.quick)
             found[split, value, seed] = kept(options, case, partial(self.score, case, options.quick))
         rows = []
         for split in splits:
