@@ -347,13 +347,6 @@ def test_a_client_draws_the_same_in_every_cohort_and_padding(kind):
     assert torch.equal(task.draw(output, batch.key[0])[:3], task.draw(output[:3], batch.key[0]))
 
 
-@pytest.fixture
-def _plain_kernels():
-    """oneDNN's bfloat16 kernels end the process on virtual machines that promise AMX and do not have it."""
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-
-
 @pytest.mark.usefixtures("_plain_kernels")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 def test_bf16_gives_float32_gradients_near_those_of_float32():

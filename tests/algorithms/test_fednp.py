@@ -606,13 +606,6 @@ def test_other_tasks_learn_too(world, signal):
     assert run.history[-1]["z_mean"] != 0
 
 
-@pytest.fixture
-def _plain_kernels():
-    """oneDNN's bfloat16 kernels end the process on virtual machines that promise AMX and do not have it."""
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-
-
 @pytest.mark.usefixtures("_plain_kernels")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 def test_beside_a_network_in_bfloat16_the_small_ones_stay_in_float32():
