@@ -63,6 +63,16 @@ class Algorithm(ABC):
     def local(self, task: Task, message: Any, state: Any, cohort: Cohort) -> tuple[Tree, Tree]:
         """A cohort's work: (update, new state)."""
 
+    def follow(self, state: Any, update: Any) -> Tree:
+        """A cohort's new states, as anyone can tell who saw the updates; None where only the clients themselves know.
+        A server that can follow its clients need not hear of their states, and knows what it loses with one."""
+        return None
+
+    def swap(self, server: Any, old: Any, new: Any) -> Tree:
+        """The server's state when one client (states without client axis) holds `new` in place of `old` all at once,
+        as where its disk was lost. What the server has of the clients' states together stays true of them."""
+        return server
+
     @abstractmethod
     def fuse(self, server: Any, update: Any) -> Tree:
         """The server's state after a round, from the sum of the updates (or all of them, if not additive)."""
