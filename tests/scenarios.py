@@ -33,6 +33,14 @@ def gradient(data: cs.Dataset, theta: Tensor) -> Tensor:
     return ones.T @ (ones @ theta.unsqueeze(1) - data.y).squeeze(1) / len(data)
 
 
+def likelihood(federation: cs.Federation, k: int | None = None) -> cs.Gaussian:
+    """What the examples of `linear`'s client k, of everyone when None, say of θ = (w, b): Π exp(−½(y − w·x − b)²)."""
+    start, stop = (0, federation.examples) if k is None else federation.offsets[k : k + 2].tolist()
+    data = federation.data.subset(federation.order[start:stop])
+    x = torch.cat([data.x, torch.ones(len(data), 1)], dim=1).double()
+    return cs.Gaussian(x.mT @ data.y[:, 0].double(), x.mT @ x)
+
+
 def blobs(clients: int = 6, each: int = 20, seed: int = 0) -> tuple[cs.Classification, cs.Federation, cs.Federation]:
     """Three well separated clouds of points; (task, training clients, the same clients' test points).
     Client k holds class k mod 3 and a few of the others."""

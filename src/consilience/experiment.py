@@ -17,8 +17,8 @@ from consilience.algorithms.switch import Method, Switch, phases
 from consilience.checkpoint import RunDirectory, Saved, describe, differences, identity
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
-from consilience.engines.distributed import Distributed
 from consilience.engines.ranks import Ranks
+from consilience.engines.session import Engine
 from consilience.engines.simulator import Simulator
 from consilience.errors import CheckpointError, ConfigError, DataError
 from consilience.evaluation import check_unlabelled
@@ -40,7 +40,7 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     warm: str | Path | None = None,
-    engine: Simulator | Distributed | None = None,
+    engine: Engine | None = None,
     evaluate_every: int | None = None,
     checkpoint_every: int = 10,
     callbacks: Sequence[Callback] = (),

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +26,7 @@ from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan
 from consilience.engines.ranks import Ranks
-from consilience.engines.simulator import Session, Simulator
+from consilience.engines.session import Opener, Session
 from consilience.engines.states import Fresh, InMemory, OnDisk, States
 from consilience.engines.work import Share, chunks
 from consilience.errors import CheckpointError, ConfigError, ConsilienceError
@@ -33,7 +34,7 @@ from consilience.evaluation import Evaluation, marginals
 from consilience.files import write_atomically
 from consilience.gaussian import Gaussian
 from consilience.progress import Bar
-from consilience.records import Tree, nbytes, to
+from consilience.records import Tree, nbytes, pack, to, unpack
 from consilience.runs import Callback, Run
 from consilience.task import Task
 
@@ -83,7 +84,7 @@ class Loop:
     """Rounds, stage after stage: states, evaluations, metrics and checkpoints. The run lives in `out`; `directory` is
     there for the rank that writes it."""
 
-    engine: Simulator
+    engine: Opener
     ranks: Ranks
     out: Path | None
     directory: RunDirectory | None
@@ -147,13 +148,13 @@ class Loop:
         if self.directory is None:
             return
         self.directory.write_sheet()  # a run from before there was one may have nothing left to do
-        if self.test is not None:
-            write_atomically(self.directory.path / "evaluation.json", json.dumps(self._final(self.test), indent=1))
+        self.run.latest = self.latest or (None if self.test is None else self._scores(last=True))
+        if self.run.latest is not None:
+            found = self._with_weights(self.run.latest.to_json())
+            write_atomically(self.directory.path / "evaluation.json", json.dumps(found, indent=1))
 
-    def _final(self, test: Dataset | Federation) -> dict[str, Any]:
+    def _with_weights(self, found: dict[str, Any]) -> dict[str, Any]:
         """The last evaluation, and in short what the posterior says of single weights."""
-        self.run.latest = self.latest or self.run.evaluate(test, outside=self.outside)
-        found = self.run.latest.to_json()
         posterior = self.run.posterior
         weights = marginals(self.run.network, posterior) if isinstance(posterior, Gaussian) else None
         return found if weights is None else {**found, "posterior": weights}
@@ -174,20 +175,22 @@ class Loop:
             self.info = replace(info, before=None)
         if saved is not None and saved.info is not None:
             self.info = to(saved.info, task.device)
-        server = algorithm.start(task, info) if saved is None else to(saved.server, task.device)
+        server = self._first(algorithm, info) if saved is None else to(saved.server, task.device)
         for_clients = self.info or info
-        states = self._states(lambda ids: algorithm.client(task, for_clients, self._sizes(ids)))
+        states = self.session.keep(self._states(lambda ids: algorithm.client(task, for_clients, self._sizes(ids))))
         if saved is not None:
-            self._restore(states, saved.states)
+            states.restore(saved.states)
         self.run = Run(algorithm, task, federation, server, states, self.history, self.out, test=self.test)
 
-    def _restore(self, states: States, saved: Tree) -> None:
-        in_files = isinstance(saved, Tensor)
-        if saved is not None and in_files != isinstance(states, OnDisk):
-            place = "files" if in_files else "memory"
-            where = self.out or "the run"
-            raise CheckpointError(f"{where} keeps the clients' states in {place}: give state_memory as before")
-        states.restore(saved)
+    def _first(self, algorithm: Algorithm, info: Info) -> Tree:
+        """The server before the first round: rank 0's, where a method draws secrets and so has others in each."""
+        server = algorithm.start(self.session.task, info)
+        if self.ranks.size == 1:
+            return server
+        mine = pack(server)
+        if not self.ranks.any(self.ranks.led(lambda: zlib.crc32(mine)) != zlib.crc32(mine)):
+            return server
+        return to(unpack(bytes.fromhex(self.ranks.led(mine.hex)), like=server), self.session.task.device)
 
     def _sizes(self, ids: Tensor) -> Tensor:
         return self.session.federation.sizes[ids].to(self.session.task.device, self.session.task.dtype).unsqueeze(1)
@@ -250,6 +253,8 @@ class Loop:
     def _round(self, number: int) -> dict[str, Any]:
         start = time.perf_counter()
         share, down = self.session.round(self.run.server, self.run.states, self._ids(number), number)
+        if share.server is not None:
+            self.run.server = share.server
         if share.accepted:
             with guards.watch() as acted:
                 self.run.server = self.run.algorithm.fuse(self.run.server, share.update)
@@ -264,21 +269,26 @@ class Loop:
         return line
 
     def _due(self, number: int) -> bool:
-        return self.test is not None and (number % self.evaluate_every == 0 or number == self.rounds)
+        scored = self.test is not None or self.session.asks_clients
+        return scored and (number % self.evaluate_every == 0 or number == self.rounds)
 
     def _judge(self, number: int) -> dict[str, Any]:
         """What a round's line has of an evaluation, if one is due, and of an audit."""
         found: dict[str, Any] = {}
-        if self.test is not None and self._due(number):
-            last = number == self.rounds
-            self.latest = scores = self.run.evaluate(self.test, outside=self.outside if last else None)
-            self.run.latest = scores
+        scores = self._scores(last=number == self.rounds) if self._due(number) else None
+        if scores is not None:
+            self.latest = self.run.latest = scores
             found["eval"] = scores.point
             if scores.marginal is not None:
                 found["marginal"] = scores.marginal
         if self.debug:
             found["audit"] = self.run.algorithm.audit(self.run.server, self._everyone())
         return found
+
+    def _scores(self, last: bool) -> Evaluation | None:
+        if self.test is None:
+            return self.session.evaluate(self.run.algorithm, self.run.server)
+        return self.run.evaluate(self.test, outside=self.outside if last else None)
 
     def _line(self, number: int, share: Share, down: int, seconds: float) -> dict[str, Any]:
         federation = self.session.federation

@@ -17,7 +17,7 @@ from consilience.algorithms.fedpa import by_covariance, by_variances
 from consilience.algorithms.natural import Believed
 from consilience.errors import ConfigError
 from consilience.records import leaves, nbytes, rows
-from scenarios import blobs, linear
+from scenarios import blobs, likelihood, linear
 
 ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -43,19 +43,6 @@ def fit(algorithm, world, rounds=1, engine=ENGINE, **options):
 @pytest.fixture
 def world():
     return linear(SIZES, names=None)
-
-
-def data_of(federation, k=None):
-    """Design matrix and targets of client k, of everyone when None."""
-    start, stop = (0, federation.examples) if k is None else federation.offsets[k : k + 2].tolist()
-    chosen = federation.order[start:stop]
-    x = federation.data.x[chosen].double()
-    return torch.cat([x, torch.ones(len(x), 1).double()], 1), federation.data.y[chosen].double()[:, 0]
-
-
-def likelihood(federation, k=None):
-    x, y = data_of(federation, k)
-    return cs.Gaussian(x.mT @ y, x.mT @ x)
 
 
 def pooled(federation, prior=PRIOR):

@@ -65,7 +65,8 @@ class Algorithm(ABC):
 
     def follow(self, state: Any, update: Any) -> Tree:
         """A cohort's new states, as anyone can tell who saw the updates; None where only the clients themselves know.
-        A server that can follow its clients need not hear of their states, and knows what it loses with one."""
+        A server that can follow its clients need not hear of their states, and knows what it loses with one. What
+        only a client knows and the server has no share in, such as a network of its own, stays as it was."""
         return None
 
     def swap(self, server: Any, old: Any, new: Any) -> Tree:

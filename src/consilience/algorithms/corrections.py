@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.errors import ConfigError, ConsilienceError
 from consilience.inference import SGD, Chain
-from consilience.records import Point, record
+from consilience.records import Point, Tree, record, tree_map
 
 
 @record
@@ -31,6 +31,11 @@ def need_plain_steps(train: Chain, name: str) -> None:
 def change_of_control(c: Tensor, delta: Tensor, time: Tensor) -> Tensor:
     """−c − Δ_k/T. Who took no step (T = 0, as at the end of a schedule) has met no gradient, and keeps c_k."""
     return torch.where(time > 0, -c - delta / time, 0)
+
+
+def exchanged(mean: Tree, old: Tree, new: Tree, clients: Tensor) -> Tree:
+    """The mean over all clients when one of them has `new` in place of `old`."""
+    return tree_map(lambda m, was, now: m + (now - was) / clients, mean, old, new)
 
 
 def apart(what: str, mean: Tensor, own: Iterable[Tensor]) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.corrections import Steered, apart, change_of_control, need_plain_steps
+from consilience.algorithms.corrections import Steered, apart, change_of_control, exchanged, need_plain_steps
 from consilience.cohort import Cohort, Info
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
@@ -76,7 +76,17 @@ class FedDC(Algorithm):
         pull = Gaussian(self.alpha * (w - state.h) + state.c - c, w.new_full((1,), self.alpha))
         delta = self.train(task.gradient(), w, cohort, prior=pull).sub_(w)
         change = Drift(delta, change_of_control(c, delta, self.train.time(cohort)))
-        return Weighted(change, torch.ones_like(cohort.n)), add(state, change)
+        update = Weighted(change, torch.ones_like(cohort.n))
+        return update, self.follow(state, update)
+
+    def follow(self, state: Drift, update: Weighted) -> Drift:
+        """The changes of h_k and c_k are the update."""
+        drift: Drift = add(state, update.total)
+        return drift
+
+    def swap(self, server: Decoupled, old: Drift, new: Drift) -> Decoupled:
+        """h and c stay the means of all h_k and c_k."""
+        return Decoupled(server.model, exchanged(server.mean, old, new, server.clients), server.clients)
 
     def fuse(self, server: Decoupled, update: Weighted) -> Decoupled:
         """The mean of the round's clients, and the mean drift of all."""

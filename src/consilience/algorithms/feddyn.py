@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.corrections import apart
+from consilience.algorithms.corrections import apart, exchanged
 from consilience.cohort import Cohort, Info
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
@@ -71,7 +71,16 @@ class FedDyn(Algorithm):
         w = message.theta
         regulariser = Gaussian(self.alpha * w + state.h, w.new_full((1,), self.alpha))
         delta = self.train(task.gradient(), w, cohort, prior=regulariser).sub_(w)
-        return Weighted(Point(delta), torch.ones_like(cohort.n)), Tilt(state.h - self.alpha * delta)
+        update = Weighted(Point(delta), torch.ones_like(cohort.n))
+        return update, self.follow(state, update)
+
+    def follow(self, state: Tilt, update: Weighted) -> Tilt:
+        """h_k − α (w_k − w)."""
+        return Tilt(state.h - self.alpha * update.total.theta)
+
+    def swap(self, server: Dynamic, old: Tilt, new: Tilt) -> Dynamic:
+        """h stays the mean of all h_k."""
+        return Dynamic(server.model, exchanged(server.h, old.h, new.h, server.clients), server.clients)
 
     def fuse(self, server: Dynamic, update: Weighted) -> Dynamic:
         """The mean, and a step against h."""

@@ -50,7 +50,15 @@ class FedEP(Natural):
         cavity = (q / state.factor).informative()
         tilted = self.infer(task, cavity, q.mean, cohort)
         delta = self.damped(self.infer.refinement(tilted, q), cohort)
-        return delta, Site(*self._on_sites.step(state.factor, delta, state.memory))
+        return delta, self.follow(state, delta)
+
+    def follow(self, state: Site, update: Gaussian) -> Site:
+        """q_k · optimiser(Δ)."""
+        return Site(*self._on_sites.step(state.factor, update, state.memory))
+
+    def swap(self, server: Believed, old: Site, new: Site) -> Believed:
+        """One factor in place of another; the optimiser's memory stays."""
+        return Believed(server.q * (new.factor / old.factor), server.memory)
 
     def audit(self, server: Believed, states: Iterable[Site]) -> dict[str, float]:
         """How far q is from p₀ Π q_k, relative to its length; an error where it must be nothing."""

@@ -219,7 +219,15 @@ class FedNP(Algorithm):
             network = trained[:, mine].clone()
             delta[:, mine] = 0
         answer = Answered(Weighted.of(Point(delta), cohort.n), site / state.factor)
-        return answer, LatentSite(site, network)
+        return answer, LatentSite(self.follow(state, answer).factor, network)
+
+    def follow(self, state: LatentSite, update: Answered) -> LatentSite:
+        """The site and its change; a network of the client's own stays its secret."""
+        return LatentSite(state.factor * update.site, state.network)
+
+    def swap(self, server: Propagated, old: LatentSite, new: LatentSite) -> Propagated:
+        """One site in place of another."""
+        return Propagated(server.averaged, server.q * (new.factor / old.factor))
 
     def fuse(self, server: Propagated, update: Answered) -> Propagated:
         """A server step along the mean change, and q with the new sites in place of the old ones."""

@@ -32,6 +32,10 @@ class LocalOnly(Algorithm):
         trained = Point(self.train(task.gradient(), state.theta, cohort))
         return Weighted.of(trained, cohort.n), trained
 
+    def follow(self, state: Point, update: Weighted) -> Point:
+        """The update is the model."""
+        return Point(update.mean.theta)
+
     def fuse(self, server: Point, update: Weighted) -> Point:
         """The average of the local models."""
         return Point(update.mean.theta)

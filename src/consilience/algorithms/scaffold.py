@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.corrections import Steered, apart, change_of_control, need_plain_steps
+from consilience.algorithms.corrections import Steered, apart, change_of_control, exchanged, need_plain_steps
 from consilience.algorithms.fedavg import Averaged, continued
 from consilience.cohort import Cohort, Info
 from consilience.errors import check_word
@@ -83,7 +83,16 @@ class SCAFFOLD(Algorithm):
             change = cohort.mean(task.gradient(), everywhere, self.train.batch) - state.c
         else:
             change = change_of_control(c, delta, self.train.time(cohort))
-        return Weighted(Steered(Point(delta), change), torch.ones_like(cohort.n)), Control(state.c + change)
+        update = Weighted(Steered(Point(delta), change), torch.ones_like(cohort.n))
+        return update, self.follow(state, update)
+
+    def follow(self, state: Control, update: Weighted) -> Control:
+        """The change of c_k is part of the update."""
+        return Control(state.c + update.total.c)
+
+    def swap(self, server: Scaffold, old: Control, new: Control) -> Scaffold:
+        """c stays the mean of all c_k."""
+        return Scaffold(server.averaged, exchanged(server.c, old.c, new.c, server.clients), server.clients)
 
     def fuse(self, server: Scaffold, update: Weighted) -> Scaffold:
         """A server step along the mean change; c stays the mean of all c_k."""

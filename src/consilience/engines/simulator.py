@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from consilience.cohort import Cohort
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan, chunk_sizes, finalists
 from consilience.engines.ranks import ALONE, Ranks
+from consilience.engines.session import Session
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, part_of
 from consilience.engines.workers import Pool, can_fork, give_memory_back, keep_memory
@@ -74,7 +73,7 @@ class Simulator:
         rounds: int,
         plan: Plan | None = None,
         ranks: Ranks = ALONE,
-    ) -> Session:
+    ) -> Simulation:
         """Make ready for the rounds of one algorithm, which `ranks` share. A `plan` from an earlier session is
         followed, not chosen."""
         name = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -87,10 +86,10 @@ class Simulator:
             raise ConfigError("precision 'bf16' is for GPUs: on a CPU it is slower than float32, where it works at all")
         if plan is not None and plan.device != device.type:
             plan = None  # a plan for another kind of device says nothing about this one
-        return Session(self, device, algorithm, task, federation, seed, cohort, rounds, plan, ranks)
+        return Simulation(self, device, algorithm, task, federation, seed, cohort, rounds, plan, ranks)
 
 
-class Session:
+class Simulation(Session):
     """The device's copy of the data, the prepared task, and the workers: everything that rounds share."""
 
     def __init__(
@@ -124,12 +123,6 @@ class Session:
         return task.prepare(
             device, PRECISIONS[precision], compile=plan.compile, bf16=precision == "bf16", chunk=plan.chunk
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the workers, and give torch its threads back."""

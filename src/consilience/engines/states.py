@@ -99,6 +99,8 @@ class InMemory(States):
 
     def restore(self, saved: Tree) -> None:
         """The rows of a snapshot."""
+        if isinstance(saved, Tensor):
+            raise CheckpointError("the run keeps the clients' states in files: give state_memory as before")
         self._rows = (
             {} if saved is None else {c: to(rows(saved[1], i), self.device) for i, c in enumerate(saved[0].tolist())}
         )
@@ -140,6 +142,8 @@ class OnDisk(States):
 
     def restore(self, saved: Tree) -> None:
         """The map of a snapshot; None (a run that had none yet) is the empty map."""
+        if not isinstance(saved, Tensor | None):
+            raise CheckpointError("the run keeps the clients' states in memory: give state_memory as before")
         self._round = {} if saved is None else dict(saved.tolist())
         self._kept = deque([] if saved is None else [saved], maxlen=CHECKPOINTS)
 
