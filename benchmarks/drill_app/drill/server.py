@@ -1,0 +1,18 @@
+"""The server's half."""
+
+import logging
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from consilience.engines.flower import serve
+from drill.setting import METHODS, options, task
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the app's configuration says."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    serve(grid, METHODS[context.run_config["method"]], task(), **options(context.run_config))

@@ -1,0 +1,35 @@
+"""What server and sites share: the hospitals, their model, and the methods of the drill."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+import consilience as cs
+
+TRAIN = cs.SGD(lr=0.05, epochs=2, batch=16)
+METHODS = {"FedAvg": cs.FedAvg(TRAIN), "FedEP": cs.FedEP(cs.Laplace(TRAIN, kappa=1.0, s0=0.05))}
+
+
+@cache
+def hospitals() -> tuple[cs.Federation, cs.Federation]:
+    """The patients to learn from and those held out, by hospital."""
+    return cs.partition.by_group(cs.data.heart_disease(), "hospital").split(0.25)
+
+
+@cache
+def task() -> cs.Task:
+    """A network of one hidden layer on the hospitals' 29 features."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return cs.Classification(cs.models.mlp([29], 2, hidden=[8]))
+
+
+def options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How the server runs."""
+    from consilience.engines.flower import Manners
+
+    manners = Manners(*(config[key] for key in ("clients", "min_clients", "timeout", "patience", "max_examples")))
+    return {"manners": manners, "rounds": config["rounds"], "out": config["out"], "name": "heart-disease",
+            "evaluate_every": config["rounds"]}  # fmt: skip
