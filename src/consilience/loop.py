@@ -58,10 +58,10 @@ class Stage:
 
 
 @contextmanager
-def stop_requests() -> Iterator[threading.Event]:
-    """Ctrl-C asks for a stop after the round; a second one stops at once."""
+def stop_requests(softly: bool = True) -> Iterator[threading.Event]:
+    """Ctrl-C asks for a stop after the round; a second one, or any where it must not be `softly`, stops at once."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    if not softly or threading.current_thread() is not threading.main_thread():
         yield stop
         return
     previous = signal.getsignal(signal.SIGINT)
@@ -219,7 +219,7 @@ class Loop:
             return
         self._settle(stage, done + 1)
         shown = self.progress and self.ranks.leads
-        with stop_requests() as stop, Bar(self.run.algorithm.name, self.rounds, shown, done) as bar:
+        with stop_requests(self.session.stops_softly) as stop, Bar(self.run.algorithm.name, self.rounds, shown, done) as bar:
             for number in range(done + 1, last + 1):
                 line = self._round(number)
                 bar.update(line)

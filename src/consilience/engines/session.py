@@ -27,6 +27,8 @@ class Session(ABC):
     federation: Federation
     cohort: int
     task: Task
+    stops_softly = True
+    """Whether Ctrl-C lets a round come to its end. It must not where a round may wait for somebody who has gone."""
     asks_clients = False
     """Whether clients score the model on data of their own, where the server has none to test on."""
 

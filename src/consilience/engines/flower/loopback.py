@@ -1,4 +1,4 @@
-"""A federation on one machine: a link and its nodes as real processes on free ports, to try an app before it goes out."""
+"""A federation on one machine: a link and its nodes as real processes on free ports, to try an app before use."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import tomli_w
+
 from consilience.errors import ConsilienceError
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
@@ -31,18 +33,16 @@ class Loopback:
         self.folder, self._tls = folder, tls
         self.port = _free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._nodes: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
         (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
-        connection = {"address": f"127.0.0.1:{self.port}", "insecure": "true"}
-        if self._tls is not None:
-            link = self._tls[0]
-            authority = link[link.index("--ssl-ca-certfile") + 1]
-            connection = {"address": f"127.0.0.1:{self.port}", "root-certificates": f'"{authority}"'}
-        lines = [f'address = "{connection.pop("address")}"', *(f"{key} = {value}" for key, value in connection.items())]
-        text = '[superlink]\ndefault = "here"\n[superlink.here]\n' + "\n".join(lines) + "\n"
-        (self.folder / "flwr" / "config.toml").write_text(text)
+        here: dict[str, Any] = {"address": f"127.0.0.1:{self.port}"}
+        if self._tls is None:
+            here["insecure"] = True
+        else:
+            here["root-certificates"] = self._tls[0][self._tls[0].index("--ssl-ca-certfile") + 1]
+        config = tomli_w.dumps({"superlink": {"default": "here", "here": here}})
+        (self.folder / "flwr" / "config.toml").write_text(config)
         self.start_link()
         return self
 
@@ -65,15 +65,14 @@ class Loopback:
 
     def node(self, site: str, **settings: Any) -> None:
         """A SuperNode of this name, whose app sees the settings."""
-        self._nodes[site] = settings
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in {"site": site, **settings}.items())
         secure = ["--insecure"] if self._tls is None else list(self._tls[1][site])
         self._start(site, ["flower-supernode", *secure, "--superlink", f"127.0.0.1:{self.port}",
                            "--port", str(_free_port()), "--node-config", words])  # fmt: skip
 
-    def restart(self, site: str) -> None:
-        """The same site again."""
-        self.node(site, **self._nodes[site])
+    def register(self, site: str, public_key: Path) -> None:
+        """Let the node of this key in, as this site and no other."""
+        self._flwr("supernode", "register", str(public_key), "--name", site, "--format", "json")
 
     def log(self, name: str) -> Path:
         """What the link, or a site, has to say."""
@@ -82,8 +81,9 @@ class Loopback:
     def kill(self, name: str) -> None:
         """kill -9 of the link, or of a site, with all processes it has started."""
         process = self._processes.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for one in (process.pid, *_offspring(process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
         process.wait()
 
     def start(self, app: Path, **config: Any) -> str:
@@ -135,6 +135,15 @@ class Loopback:
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "flwr")}
+
+
+def _offspring(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in file.read_text().split()]
+    return [*found, *(deeper for child in found for deeper in _offspring(child))]
 
 
 def _free_port() -> int:

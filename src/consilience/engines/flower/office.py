@@ -162,6 +162,9 @@ class Office:
                 site.name,
             )
             return
+        if node.name and node.name != site.name:
+            log.warning("node %d is left out: it is registered as %r, and says it is %r", node.id, node.name, site.name)
+            return
         before = self.here.get(site.name)
         if before is not None and before[0].since > node.since:
             return

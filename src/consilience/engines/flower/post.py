@@ -12,10 +12,12 @@ from flwr.serverapp import Grid
 
 @dataclass(frozen=True)
 class Node:
-    """A node as it is up now; one that was down in between is another."""
+    """A node as it is up now; one that was down in between is another. `name` is the site that its key was registered
+    for, if it was for one."""
 
     id: int
     since: str
+    name: str = ""
 
 
 class Failed(str):
@@ -39,7 +41,7 @@ class Post:
 
     def nodes(self) -> set[Node]:
         """Those that are up, as far as the link knows."""
-        return {Node(node.node_id, node.last_activated_at) for node in self.grid.get_nodes()}
+        return {Node(node.node_id, node.last_activated_at, node.name) for node in self.grid.get_nodes()}
 
     def send(self, kind: str, letters: Iterable[tuple[str, Node, RecordDict]], seconds: float) -> None:
         """Letters that are not delivered any more after so many seconds. One by one: all of a round's in one request
