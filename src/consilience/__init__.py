@@ -1,5 +1,6 @@
 """Consilience: one model from data that may not be pooled, with honest uncertainty."""
 
+from consilience.accounting import epsilon
 from consilience.algorithms import (
     ADF,
     MOON,
@@ -22,9 +23,14 @@ from consilience.algorithms import (
     FedProx,
     FedSEP,
     FedSGD,
+    Krum,
     LocalOnly,
+    Median,
     Pooled,
+    Private,
+    Robust,
     Switch,
+    TrimmedMean,
     algorithm,
 )
 from consilience.beliefs import Mixture
@@ -121,8 +127,10 @@ __all__ = [
     "Gaussian",
     "Identity",
     "Info",
+    "Krum",
     "Laplace",
     "LocalOnly",
+    "Median",
     "Mixture",
     "Momentum",
     "MultiLabel",
@@ -131,9 +139,11 @@ __all__ = [
     "Plan",
     "Point",
     "Pooled",
+    "Private",
     "RMSprop",
     "Range",
     "Regression",
+    "Robust",
     "Run",
     "Setting",
     "Simulator",
@@ -142,6 +152,7 @@ __all__ = [
     "Tapered",
     "Task",
     "Tilted",
+    "TrimmedMean",
     "Uncertainty",
     "Weighted",
     "Yogi",
@@ -149,6 +160,7 @@ __all__ = [
     "compare",
     "detect",
     "distil",
+    "epsilon",
     "evaluate",
     "fit",
     "freeze_batchnorm",

@@ -1,4 +1,4 @@
-"""The command: `consilience demo | run | compare | reproduce | report | list`."""
+"""The command: `consilience demo | run | compare | reproduce | report | list | flower`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+flower = typer.Typer(help="Real federations, through Flower (docs/deploy.md).", no_args_is_help=True)
+app.add_typer(flower, name="flower")
 messages = Console(stderr=True, markup=False, highlight=False)  # what users write may look like markup
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: `--set algorithm.lr=0.01`.")]
@@ -270,6 +272,42 @@ def list_(
             for name, text in entries.items():
                 table.add_row(name, " ".join(text.split("\n\n")[0].split()))
             Console(markup=False).print(table)
+
+
+@flower.command()
+def new(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that is not there yet.")],
+    config: ConfigFile,
+    set_: Overrides = None,
+) -> None:
+    """A Flower app of a simulation's model and method, with the scripts that run it at real sites.
+
+    The config's data are read once, to see what an example looks like; its partition says how many sites there are.
+    Next: README.md in DIR.
+    """
+    from consilience.config import read_config
+    from consilience.deployment.new import write_app
+
+    for file in write_app(directory, read_config(config, set_)):
+        messages.print(str(file), soft_wrap=True)
+
+
+@flower.command()
+def gate(
+    link: Annotated[str, typer.Option(help="Where the link is, on this machine.")] = "127.0.0.1:8000",
+    host: Annotated[str, typer.Option(help="On which address to be reached.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="At which port.")] = 8443,
+    certificates: Annotated[Path, typer.Option(help="Folder of ca.crt, server.crt and server.key.")] = Path(
+        "certificates"
+    ),
+) -> None:
+    """What sites reach: lets them through to the link, and nobody start runs or add sites."""
+    from consilience.deployment import need_flower
+
+    need_flower()
+    from consilience.deployment.gate import keep
+
+    keep(link, host, port, certificates)
 
 
 def _given(overrides: list[str] | None) -> list[str]:

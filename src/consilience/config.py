@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from consilience import algorithms
 from consilience.algorithms.base import Algorithm
@@ -19,6 +19,7 @@ from consilience.comparison import Setting
 from consilience.components import Component, build, resolve
 from consilience.data import DATASETS, Compose, Crop, Data, Dataset, Federation, Flip, load, options_of, partition
 from consilience.engines import Distributed, Simulator
+from consilience.engines.simulator import PRECISIONS
 from consilience.errors import ConfigError, nearest
 from consilience.models import MODELS
 from consilience.task import Classification, MultiLabel, Regression, Task
@@ -35,7 +36,9 @@ PARTITIONS = {
 }
 TASKS: dict[str, type[Task]] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}
 AUGMENTATIONS = {"Crop": Crop, "Flip": Flip}
+RUN_CONFIG = ("rounds", "seed", "out")  # of a real federation: what Flower's run config says
 ENGINES: dict[str, type[Simulator] | type[Distributed]] = {"Simulator": Simulator, "Distributed": Distributed}
+T = TypeVar("T", bound="_Learning")
 
 
 class _Section(BaseModel):
@@ -87,34 +90,118 @@ class _Compare(_Section):
     target: float | None = None
 
 
-class Config(_Section):
+class _Learning(_Section):
+    """What is learned, and how."""
+
+    model: _Named
+    task: _TaskSection = _TaskSection()
+    algorithm: _Method = _Method()
+
+
+class Config(_Learning):
     """Everything that defines a run."""
 
     data: _Named
     partition: _Partition
-    model: _Named
-    task: _TaskSection = _TaskSection()
-    algorithm: _Method = _Method()
     run: _Run
     engine: dict[str, Any] = {}
     compare: _Compare = _Compare()
 
 
+class _Sites(_Section):
+    """Who takes part, how the server deals with them (`Manners`), and what an example looks like everywhere."""
+
+    name: str = "federation"
+    clients: PositiveInt
+    min_clients: PositiveInt = 1
+    timeout: PositiveFloat = 600.0
+    patience: PositiveFloat = 3600.0
+    max_examples: PositiveInt | None = None
+    inputs: list[PositiveInt]
+    outputs: PositiveInt
+    classes: list[str] = []
+
+
+class _Rounds(_Section):
+    cohort: PositiveInt | None = None
+    evaluate_every: PositiveInt | None = None
+    checkpoint_every: PositiveInt = 1
+
+
+class _Server(_Section):
+    precision: str = "float32"
+    device: str = "cpu"
+
+
+class Deployment(_Learning):
+    """Everything that server and sites of a real federation must agree on, but for what Flower's own run config says:
+    rounds, seed and where the run is written."""
+
+    federation: _Sites
+    site: dict[str, Any] = {}
+    run: _Rounds = _Rounds()
+    engine: _Server = _Server()
+
+
 @dataclass(frozen=True)
-class Loaded:
+class _Loaded:
     """A validated config and the folder that its own files are relative to."""
 
-    config: Config
+    config: _Learning
     folder: Path
-
-    def as_table(self) -> dict[str, Any]:
-        """The whole config as plain data that means the same in any folder: the user's own files by full path."""
-        table: dict[str, Any] = _everywhere(self.config.model_dump(exclude_none=True), self.folder)
-        return table
 
     def algorithm(self) -> Method:
         """The method of the config."""
         return self._method(self._component(self.config.algorithm.model_dump(), "algorithm"), {})
+
+    def task(self, inputs: Sequence[int], outputs: int, seed: int) -> Task:
+        """What clients learn: the model for examples of the shape `inputs`, with initial weights by a seed."""
+        c = self.config
+        if c.task.kind not in TASKS:
+            raise ConfigError(f"task.kind: unknown kind {c.task.kind!r}; {nearest(c.task.kind, TASKS)}")
+        steps = [
+            build(resolve(step.get("name", ""), AUGMENTATIONS, "task.augment.name", self.folder),
+                  {k: v for k, v in step.items() if k != "name"}, "task.augment", self.folder)
+            for step in c.task.augment
+        ]  # fmt: skip
+        augment = Compose(tuple(steps)) if steps else None
+        shape = list(inputs)
+        for step in steps:
+            if isinstance(step, Crop):
+                shape[-2:] = [step.size, step.size]
+        make = resolve(c.model.name, MODELS, "model.name", self.folder)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            module = build(make, c.model.arguments, "model", self.folder, inputs=shape, outputs=outputs)
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigError(f"model.name: {c.model.name} must return a torch.nn.Module")
+        options = {"noise": c.task.noise} if c.task.kind == "regression" else {}
+        return TASKS[c.task.kind](module, augment=augment, **options)
+
+    def _component(self, table: dict[str, Any], where: str) -> Component:
+        kind = resolve(str(table.pop("name", "")), ALGORITHMS, f"{where}.name", self.folder)
+        first = {"first": _Method().name} if kind is Switch else {}
+        return Component(kind, {**first, **table}, where, self.folder)
+
+    def _method(self, component: Component, shared: Mapping[str, Any]) -> Method:
+        method = component.build(shared)
+        if not isinstance(method, Algorithm | Switch):
+            raise ConfigError(f"{component.where}.name: {component.make!r} is not an Algorithm")
+        return method
+
+
+@dataclass(frozen=True)
+class Loaded(_Loaded):
+    """A run's config."""
+
+    config: Config
+
+    def as_table(self) -> dict[str, Any]:
+        """The whole config as plain data that means the same in any folder: the user's own files by full path."""
+        table: dict[str, Any] = with_files(
+            self.config.model_dump(exclude_none=True), lambda file: str(self.folder / file)
+        )
+        return table
 
     def methods(self) -> dict[str, Method]:
         """The methods to compare; entries of the same name are told apart by a number. A method shares what the config
@@ -132,17 +219,6 @@ class Loaded:
             label = str(label or method.name)
             found[label if label not in found else f"{label}-{i}"] = method
         return found
-
-    def _component(self, table: dict[str, Any], where: str) -> Component:
-        kind = resolve(str(table.pop("name", "")), ALGORITHMS, f"{where}.name", self.folder)
-        first = {"first": _Method().name} if kind is Switch else {}
-        return Component(kind, {**first, **table}, where, self.folder)
-
-    def _method(self, component: Component, shared: Mapping[str, Any]) -> Method:
-        method = component.build(shared)
-        if not isinstance(method, Algorithm | Switch):
-            raise ConfigError(f"{component.where}.name: {component.make!r} is not an Algorithm")
-        return method
 
     def engine(self) -> Simulator | Distributed:
         """The engine of the config: the simulator unless it names another."""
@@ -164,7 +240,7 @@ class Loaded:
             federation, test = federation.split(c.run.holdout, seed)
         if c.partition.steps > 1:
             federation = federation.stream(c.partition.steps, seed)
-        return Setting(self._task(data.train, seed), federation, test)
+        return Setting(self.task(*shape_of(data.train), seed), federation, test)
 
     def outside(self) -> Dataset | None:
         """The test part of the data set `run.outside`, if there is one: examples of another kind."""
@@ -202,29 +278,29 @@ class Loaded:
             raise ConfigError(f"partition.name: {section.name} must return a consilience.Federation")
         return federation
 
-    def _task(self, data: Dataset, seed: int) -> Task:
-        c = self.config
-        if c.task.kind not in TASKS:
-            raise ConfigError(f"task.kind: unknown kind {c.task.kind!r}; {nearest(c.task.kind, TASKS)}")
-        steps = [
-            build(resolve(step.get("name", ""), AUGMENTATIONS, "task.augment.name", self.folder),
-                  {k: v for k, v in step.items() if k != "name"}, "task.augment", self.folder)
-            for step in c.task.augment
-        ]  # fmt: skip
-        augment = Compose(tuple(steps)) if steps else None
-        shape = list(data.x.shape[1:])
-        for step in steps:
-            if isinstance(step, Crop):
-                shape[-2:] = [step.size, step.size]
-        outputs = len(data.classes) or (int(data.y.max()) + 1 if data.y.dim() == 1 else data.y.shape[-1])
-        make = resolve(c.model.name, MODELS, "model.name", self.folder)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            module = build(make, c.model.arguments, "model", self.folder, inputs=shape, outputs=outputs)
-        if not isinstance(module, torch.nn.Module):
-            raise ConfigError(f"model.name: {c.model.name} must return a torch.nn.Module")
-        options = {"noise": c.task.noise} if c.task.kind == "regression" else {}
-        return TASKS[c.task.kind](module, augment=augment, **options)
+
+@dataclass(frozen=True)
+class Deployed(_Loaded):
+    """A real federation's config."""
+
+    config: Deployment
+
+    def task_for(self, seed: int) -> Task:
+        """What all sites learn."""
+        return self.task(self.config.federation.inputs, self.config.federation.outputs, seed)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of all classes, which are their numbers unless the config says; none where there are no classes."""
+        if self.config.task.kind != Classification.kind:
+            return ()
+        return tuple(self.config.federation.classes or map(str, range(self.config.federation.outputs)))
+
+
+def shape_of(data: Dataset) -> tuple[list[int], int]:
+    """(the shape of one example, how many outputs a model of these data has)."""
+    outputs = len(data.classes) or (int(data.y.max()) + 1 if data.y.dim() == 1 else data.y.shape[-1])
+    return list(data.x.shape[1:]), outputs
 
 
 def _seed(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,28 +309,63 @@ def _seed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_config(path: Path, overrides: list[str] | None = None) -> Loaded:
     """A config file with `key.path=value` overrides, validated; wrong keys and values get one sentence."""
+    table = _table(path)
+    for override in overrides or []:
+        _override(table, override)
+    return Loaded(folder=path.resolve().parent, config=_validated(Config, table, path))
+
+
+def read_deployment(path: Path) -> Deployed:
+    """The config of a real federation, validated; wrong keys and values get one sentence."""
+    table = _table(path)
+    if {"data", "partition"} & table.keys():
+        raise ConfigError(
+            f"{path} is the config of a simulation: `consilience flower new DIR {path}` makes an app of it"
+        )
+    for key in RUN_CONFIG:
+        if isinstance(run := table.get("run"), dict) and key in run:
+            raise ConfigError(
+                f"{path}: run.{key} stands in pyproject.toml, under [tool.flwr.app.config], where flwr run "
+                "--run-config can change it"
+            )
+    config = _validated(Deployment, table, path)
+    sites, precision = config.federation, config.engine.precision
+    if sites.classes and len(sites.classes) != sites.outputs:
+        raise ConfigError(
+            f"{path}: federation.classes has {len(sites.classes)} names, but federation.outputs is {sites.outputs}"
+        )
+    if len(set(sites.classes)) < len(sites.classes):
+        raise ConfigError(f"{path}: federation.classes has a name twice")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"{path}: engine.precision: unknown name {precision!r}; {nearest(precision, PRECISIONS)}")
+    return Deployed(folder=path.resolve().parent, config=config)
+
+
+def _table(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"the config {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    for override in overrides or []:
-        _override(table, override)
+
+
+def _validated(kind: type[T], table: dict[str, Any], path: Path) -> T:
     try:
-        return Loaded(Config.model_validate(table), path.resolve().parent)
+        return kind.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_sentence(error)}") from error
+        raise ConfigError(f"{path}: {sentence(error, kind)}") from error
 
 
-def _everywhere(value: Any, folder: Path) -> Any:
-    """Plain data with every `file.py:Name` in it by full path."""
+def with_files(value: Any, named: Callable[[str], str]) -> Any:
+    """Plain data with every `file.py:Name` in it changed to `named(file.py):Name`."""
     if isinstance(value, dict):
-        return {key: _everywhere(part, folder) for key, part in value.items()}
+        return {key: with_files(part, named) for key, part in value.items()}
     if isinstance(value, list):
-        return [_everywhere(part, folder) for part in value]
+        return [with_files(part, named) for part in value]
     if isinstance(value, str) and value.rpartition(":")[0].endswith(".py"):
-        return str(folder / value)
+        file, _, name = value.rpartition(":")
+        return f"{named(file)}:{name}"
     return value
 
 
@@ -274,11 +385,12 @@ def _override(table: dict[str, Any], text: str) -> None:
     table[last] = parsed
 
 
-def _sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError, kind: type[BaseModel]) -> str:
+    """What is wrong first, in words: where, what, and the nearest right name."""
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        section: Any = Config
+        section: Any = kind
         for part in problem["loc"][:-1]:
             section = section.model_fields[str(part)].annotation
         return f"{where}: unknown key; {nearest(str(problem['loc'][-1]), section.model_fields)}"

@@ -8,6 +8,7 @@ that is the fastest way, and there CPU and GPU streams differ.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 
@@ -102,3 +103,13 @@ def normal(key: Tensor, *shape: int, dtype: torch.dtype, device: torch.device | 
     for row, one in zip(out, key, strict=True):
         row.normal_(generator=generator(one, device))
     return out
+
+
+def sealed_normal(key: Tensor, context: bytes, count: int) -> Tensor:
+    """[count] standard normal noise in float64 that nobody can tell from other noise without the whole key; another
+    `context` is other noise. A hash stream (SHAKE-256), made on the CPU for every device: torch's generators take no
+    more than 32 bits of a seed there, and these can be searched."""
+    words = key.cpu().contiguous().numpy().tobytes() + context
+    stream = torch.frombuffer(bytearray(hashlib.shake_256(words).digest(8 * count)), dtype=torch.int64)
+    noise: Tensor = torch.special.ndtri((_shift(stream, 12).double() + 0.5) * 2.0**-52)
+    return noise

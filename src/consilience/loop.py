@@ -219,7 +219,10 @@ class Loop:
             return
         self._settle(stage, done + 1)
         shown = self.progress and self.ranks.leads
-        with stop_requests(self.session.stops_softly) as stop, Bar(self.run.algorithm.name, self.rounds, shown, done) as bar:
+        with (
+            stop_requests(self.session.stops_softly) as stop,
+            Bar(self.run.algorithm.name, self.rounds, shown, done) as bar,
+        ):
             for number in range(done + 1, last + 1):
                 line = self._round(number)
                 bar.update(line)
@@ -298,10 +301,11 @@ class Loop:
             log.warning("round %d: the update of client %r was left out: %s", number, federation.name(client), reason)
         rejected = [{"client": federation.name(c), "reason": reason} for c, reason in share.rejected.items()]
         return {
+            **dict.fromkeys(("round", "seconds", "clients")),  # in this order, and never a note's
+            **notes,
             "round": number,
             "seconds": seconds,
             "clients": len(share.accepted),
-            **notes,
             "bytes_down": down,
             "bytes_up": share.bytes_up,
             "rejected": rejected,

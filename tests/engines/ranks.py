@@ -138,6 +138,8 @@ def main(out: Path) -> None:
         learn(ep, engine, rounds=3, **options)
         run = learn(ep, engine, rounds=5, resume=True, **options)
         (out / f"{name}.{rank}.safetensors").write_bytes(cs.pack(everything(run)))
+    secret = learn(Case(cs.Private(cs.FedAvg(TRAIN))), engine)
+    (out / f"secret.{rank}.safetensors").write_bytes(cs.pack(secret.server))
     (out / f"plan.{rank}.txt").write_text(str(learn(CASES["FedAvg"], cs.Distributed(device="cpu")).plan))
     said = [
         refusal(lambda: learn(ep, engine, out=out / "run")),

@@ -121,6 +121,12 @@ def test_the_plan_that_rank_0_finds_is_everybodys(out):
     assert "ms a client step" in one
 
 
+def test_a_secret_that_a_method_draws_is_the_same_in_all_ranks(out):
+    mine, theirs = (found(out, "secret", rank) for rank in (0, 1))
+    assert torch.equal(mine.key, theirs.key)
+    assert torch.equal(mine.method.model.theta, theirs.method.model.theta)
+
+
 def test_what_fails_in_one_rank_fails_in_all_with_the_same_words(out):
     mine, theirs = ((out / f"said.{rank}.txt").read_text().splitlines() for rank in (0, 1))
     assert "holds a run already" in mine[0]

@@ -18,7 +18,9 @@ from consilience.algorithms.fedsep import FedSEP
 from consilience.algorithms.fedsgd import FedSGD
 from consilience.algorithms.moon import MOON
 from consilience.algorithms.pfnm import PFNM
+from consilience.algorithms.private import Private
 from consilience.algorithms.references import LocalOnly, Pooled
+from consilience.algorithms.robust import Krum, Median, Robust, Rule, TrimmedMean
 from consilience.algorithms.safl import SAFL
 from consilience.algorithms.scaffold import SCAFFOLD
 from consilience.algorithms.switch import Switch
@@ -45,8 +47,14 @@ __all__ = [
     "FedProx",
     "FedSEP",
     "FedSGD",
+    "Krum",
     "LocalOnly",
+    "Median",
     "Pooled",
+    "Private",
+    "Robust",
+    "Rule",
     "Switch",
+    "TrimmedMean",
     "algorithm",
 ]

@@ -1,6 +1,7 @@
 """Experiments by name: `consilience reproduce NAME`."""
 
 from consilience.recipes import (
+    dp,
     fedep,
     fedep_exact,
     fedep_hospitals,
@@ -20,6 +21,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         hospitals.RECIPE,
+        dp.RECIPE,
         fedep_hospitals.RECIPE,
         *fedep.RECIPES,
         *fedep_exact.RECIPES,

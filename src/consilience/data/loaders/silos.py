@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,11 @@ from consilience.errors import DataError, nearest
 
 _SCALING = "scaling.toml"
 _GROUP = "silo"
+_MISSING = ("", "?", "-", "na", "n/a", "null", "none")
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """One file: its feature columns as numbers, its target column as it is written."""
 
     path: Path
@@ -44,19 +46,19 @@ def csv_silos(folder: Path, target: str = "target") -> Data:
     by figures of that place.
     """
     folder = Path(folder).expanduser().resolve()
-    silos = {path.stem: _read(path, target) for path in sorted(folder.glob("*.csv"))}
+    silos = {path.stem: read_table(path, target) for path in sorted(folder.glob("*.csv"))}
     if not silos:
         raise DataError(
             f"there is no CSV file in {folder}: csv-silos reads one file a silo from the folder that data.root names"
         )
     features = next(iter(silos.values())).features
-    tests = {path.stem: _read(path, target) for path in sorted((folder / "test").glob("*.csv"))}
+    tests = {path.stem: read_table(path, target) for path in sorted((folder / "test").glob("*.csv"))}
     for name, table in tests.items():
         if name not in silos:
             raise DataError(f"{table.path} is the test file of no silo; {nearest(name, silos)}")
-    silos, tests = ({name: _in_order(table, features) for name, table in part.items()} for part in (silos, tests))
+    silos, tests = ({name: in_order(table, features) for name, table in part.items()} for part in (silos, tests))
     agreed = _agreed(folder / _SCALING, features)
-    scales = {name: agreed or _own(table.x) for name, table in silos.items()}
+    scales = {name: agreed or own_scale(table.x) for name, table in silos.items()}
     kind = _Targets.of([text for part in (silos, tests) for table in part.values() for text in table.targets])
     how = f"standardised by {_SCALING}" if agreed else "every silo standardised by its own mean and deviation"
     names = tuple(silos)
@@ -67,7 +69,17 @@ def csv_silos(folder: Path, target: str = "target") -> Data:
     return Data(train, replace(empty, name=f"{folder.name}/test (no such folder: set run.holdout to split the silos)"))
 
 
-def _read(path: Path, target: str) -> _Table:
+def features_of(folder: Path, target: str = "target") -> tuple[tuple[str, ...], dict[str, Any]]:
+    """(the feature columns of a folder of silos in their order, what its silos agreed on for scaling them, if they
+    did)."""
+    folder = Path(folder).expanduser().resolve()
+    first = read_table(sorted(folder.glob("*.csv"))[0], target)
+    scaling = folder / _SCALING
+    return first.features, tomllib.loads(scaling.read_text(encoding="utf-8")) if scaling.exists() else {}
+
+
+def read_table(path: Path, target: str) -> Table:
+    """A CSV file with a line of column names: numbers, and a target."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             head, *rows = csv.reader(file)
@@ -94,13 +106,14 @@ def _read(path: Path, target: str) -> _Table:
     if not values:
         raise DataError(f"{path} has no rows")
     features = tuple(name for name in head if name != target)
-    return _Table(path, features, torch.tensor(values, dtype=torch.float64), tuple(targets))
+    return Table(path, features, torch.tensor(values, dtype=torch.float64), tuple(targets))
 
 
 def _number(path: Path, line: int, column: str, cell: str) -> float:
     where = f"{path}, line {line}: column {column!r}"
-    if not cell:
-        raise DataError(f"{where} is empty: fill it in (and say so in a column of 0 and 1), or leave the row out")
+    if cell.lower() in _MISSING:
+        what = f"is missing ({cell!r})" if cell else "is empty"
+        raise DataError(f"{where} {what}: fill it in (and say so in a column of 0 and 1), or leave the row out")
     try:
         value = float(cell)
     except ValueError:
@@ -113,12 +126,13 @@ def _number(path: Path, line: int, column: str, cell: str) -> float:
     return value
 
 
-def _in_order(table: _Table, features: tuple[str, ...]) -> _Table:
-    """The same table with its columns in the order of the first file's."""
+def in_order(table: Table, features: Sequence[str], others: str = "the first silo") -> Table:
+    """The same table with its columns in the order of others."""
     if set(table.features) != set(features):
         odd = sorted(set(features) ^ set(table.features))
-        raise DataError(f"{table.path} has other columns than the first silo; they differ in {', '.join(odd)}")
-    return replace(table, features=features, x=table.x[:, [table.features.index(name) for name in features]])
+        raise DataError(f"{table.path} has other columns than {others}; they differ in {', '.join(odd)}")
+    x = table.x[:, [table.features.index(name) for name in features]]
+    return replace(table, features=tuple(features), x=x)
 
 
 def _agreed(path: Path, features: Sequence[str]) -> tuple[Tensor, Tensor] | None:
@@ -127,18 +141,30 @@ def _agreed(path: Path, features: Sequence[str]) -> tuple[Tensor, Tensor] | None
         return None
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        if odd := sorted(set(table) ^ set(features)):
-            raise DataError(f"{path} must have a line for each feature and no others; they differ in {', '.join(odd)}")
+    except tomllib.TOMLDecodeError as error:
+        raise _unclear(str(path), features, error) from error
+    return agreed_scale(table, features, str(path))
+
+
+def agreed_scale(table: Mapping[str, Any], features: Sequence[str], where: str) -> tuple[Tensor, Tensor]:
+    """(centre, spread) [features] from a line a feature, such as age = { centre = 54, spread = 9 }."""
+    if odd := sorted(set(table) ^ set(features)):
+        raise DataError(f"{where} must have a line for each feature and no others; they differ in {', '.join(odd)}")
+    try:
         centre, spread = (torch.tensor([float(table[name][key]) for name in features]) for key in ("centre", "spread"))
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        example = f"{features[0]} = {{ centre = 0, spread = 1 }}"
-        raise DataError(f"{path} must have lines such as `{example}` ({error})") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unclear(where, features, error) from error
     if not bool((spread > 0).all()):
-        raise DataError(f"{path}: every spread must be positive")
+        raise DataError(f"{where}: every spread must be positive")
     return centre.double(), spread.double()
 
 
-def _own(x: Tensor) -> tuple[Tensor, Tensor]:
+def _unclear(where: str, features: Sequence[str], error: Exception) -> DataError:
+    example = f"{features[0]} = {{ centre = 0, spread = 1 }}"
+    return DataError(f"{where} must have lines such as `{example}` ({error})")
+
+
+def own_scale(x: Tensor) -> tuple[Tensor, Tensor]:
     """A silo's own mean and deviation; a column that never varies becomes 0."""
     spread = x.std(0, correction=0)
     return x.mean(0), torch.where(spread > 0, spread, 1)
@@ -171,7 +197,7 @@ class _Targets:
 
 
 def _joined(
-    tables: Mapping[str, _Table],
+    tables: Mapping[str, Table],
     names: tuple[str, ...],
     scales: Mapping[str, tuple[Tensor, Tensor]],
     kind: _Targets,

@@ -1,40 +1,69 @@
-"""What an update must be before it may touch the global model. Nobody vouches for what a site sends."""
+"""What others send must be before it may touch the global model, or its scores. Nobody vouches for it."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
 
+from torch import Tensor
+
+from consilience.engines.flower.letters import Bins, Marks
 from consilience.errors import RecordError
+from consilience.evaluation import Evaluation
 from consilience.records import Tree, Weighted, leaves, tree_map, unpack
 
+BLANK = 2  # examples of the client that shows what an update looks like
 
-def accepted(data: bytes, like: Tree, examples: int) -> tuple[Tree, str]:
-    """(update, what was cut in words, if anything). A RecordError unless types, shapes and dtypes are those of `like`
-    and all numbers are finite; weights beyond the client's number of examples are cut to it."""
+
+def accepted(data: bytes, like: Tree, client: int, examples: int) -> tuple[Tree, float | None]:
+    """(update, the weight that was cut, if one was). A RecordError unless types, shapes and dtypes are those of `like`,
+    which comes from a client of `BLANK` examples, all numbers are finite, and where the update says whose it is (an
+    integer called client) it is this client's. A weight beyond what so many examples may have is cut to that."""
     update = unpack(data, like=like)
     for name, leaf in leaves(update):
         if not bool(leaf.isfinite().all()):
             raise RecordError(f"its update's {name} is not finite")
+        if name.rpartition(".")[2] == "client" and not leaf.is_floating_point() and bool((leaf != client).any()):
+            raise RecordError(f"its update's {name} is another client's")
     cut: list[float] = []
-    update = _capped(update, float(examples), cut)
-    return (
-        update,
-        f"a weight of {cut[0]:g} is more than its {examples} examples, and counts as {examples}" if cut else "",
-    )
+    return _capped(update, like, examples, cut), cut[0] if cut else None
 
 
-def _capped(tree: Tree, most: float, cut: list[float]) -> Tree:
-    """The tree with every weighted sum in it scaled down to a weight of at most `most`: its mean stays."""
+def _capped(tree: Tree, like: Tree, examples: int, cut: list[float]) -> Tree:
+    """The tree with every weighted sum in it scaled down to the weight it may have, which is as much as `like` says of
+    BLANK examples where weights are numbers of examples, and what it says itself where they are not."""
     if isinstance(tree, Weighted):
-        weight = float(tree.weight.sum())
+        weight, most = float(tree.weight.sum()), float(like.weight.sum())
+        most = examples if most == BLANK else most
         if not weight > 0:
             raise RecordError(f"its update has the weight {weight:g}, which is not positive")
         if weight <= most * (1 + 1e-6):
             return tree
         cut.append(weight)
         return tree_map(lambda leaf: leaf * (most / weight), tree)
-    if tree is None or isinstance(tree, torch.Tensor):
+    if tree is None or isinstance(tree, Tensor):
         return tree
     if isinstance(tree, tuple):
-        return tuple(_capped(part, most, cut) for part in tree)
-    return type(tree)(*(_capped(getattr(tree, name), most, cut) for name in tree.__dataclass_fields__))
+        return tuple(_capped(a, b, examples, cut) for a, b in zip(tree, like, strict=True))
+    names = tree.__dataclass_fields__
+    return type(tree)(*(_capped(getattr(tree, name), getattr(like, name), examples, cut) for name in names))
+
+
+def credible(marks: Marks, like: Evaluation, held_out: int) -> Marks:
+    """Marks with the scores and bins of `like`, on no more examples than the site said it holds out; else a
+    RecordError."""
+    for scores in (marks.point, marks.marginal):
+        if scores is not None and marks.examples and set(scores) != set(like.point):
+            raise RecordError("its scores are not those of the task")
+    for bins in (marks.reliability, marks.marginal_reliability):
+        if bins is not None and not _fits(bins, like):
+            raise RecordError("its reliability diagram has other bins")
+    return marks.model_copy(update={"examples": min(marks.examples, held_out)})
+
+
+def _fits(bins: Bins, like: Evaluation) -> bool:
+    columns: Iterator[list[float]] = (list(map(float, c)) for c in (bins.confidence, bins.accuracy, bins.count))
+    return (
+        like.reliability is not None
+        and bins.edges == like.reliability["edges"]
+        and all(len(column) == len(bins.edges) - 1 for column in columns)
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -18,8 +19,19 @@ from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
 from consilience.cohort import Cohort, Info
 from consilience.data.federation import Federation
-from consilience.engines.flower.checks import accepted
-from consilience.engines.flower.letters import NOTHING, Answer, Examination, Marks, Order, Token, letter, opened, sealed
+from consilience.engines.flower.checks import BLANK, accepted, credible
+from consilience.engines.flower.letters import (
+    NOTHING,
+    Answer,
+    Bins,
+    Examination,
+    Marks,
+    Order,
+    Token,
+    letter,
+    opened,
+    sealed,
+)
 from consilience.engines.flower.office import Office
 from consilience.engines.flower.post import Failed
 from consilience.engines.flower.roster import Roster
@@ -31,9 +43,10 @@ from consilience.engines.states import States
 from consilience.engines.work import Share, part_of
 from consilience.errors import ConfigError, ConsilienceError, RecordError
 from consilience.evaluation import Evaluation
+from consilience.evaluation import evaluate as score
 from consilience.files import CHECKPOINTS
 from consilience.metrics.calibration import Reliability
-from consilience.records import Addressed, Tree, nbytes, pack, rows, to, tree_map
+from consilience.records import Addressed, Point, Tree, nbytes, pack, rows, to, tree_map
 from consilience.task import Task
 
 log = logging.getLogger("consilience")
@@ -50,6 +63,8 @@ class Flower:
     device: str = "cpu"
     precision: str = "float32"
     leads = True
+    kept: deque[Tensor] = field(default_factory=lambda: deque(maxlen=CHECKPOINTS))
+    """The tokens in the checkpoints that there are."""
 
     @contextmanager
     def started(self) -> Iterator[tuple[Flower, Ranks]]:
@@ -84,11 +99,10 @@ class Elsewhere(States):
     """States that clients keep on their own disks. The server knows the token of the work that each client's state
     came from, and, of methods whose states can be followed, a mirror of the states themselves."""
 
-    def __init__(self, mirror: States, clients: int) -> None:
+    def __init__(self, mirror: States, clients: int, kept: deque[Tensor]) -> None:
         super().__init__(mirror._fresh, mirror.device)
-        self._mirror = mirror
+        self._mirror, self._kept = mirror, kept
         self.tokens = torch.zeros(clients, 2, dtype=torch.int64)
-        self._kept: deque[Tensor] = deque(maxlen=CHECKPOINTS)
 
     def token(self, client: int) -> Token:
         """The work whose state a client goes on from; NOTHING if the server has to send it one."""
@@ -126,20 +140,21 @@ class Elsewhere(States):
         self._mirror._write(client, state, round)
 
     def snapshot(self) -> Tree:
-        """(tokens, the mirror's)."""
-        return self.tokens.clone(), self._mirror.snapshot()
+        """(tokens, those of the checkpoint before, the mirror's)."""
+        return self.tokens.clone(), tuple(self._kept)[-1:], self._mirror.snapshot()
 
     def restore(self, saved: Tree) -> None:
         """Back to a snapshot."""
-        tokens, mirrored = saved
+        tokens, before, mirrored = saved
         self.tokens = tokens.clone()
-        self._kept.append(tokens)
+        self._kept.clear()
+        self._kept.extend((*before, tokens))
         self._mirror.restore(mirrored)
 
     def forget(self, saved: Tree) -> None:
         """`saved` is in a checkpoint."""
         self._kept.append(saved[0])
-        self._mirror.forget(saved[1])
+        self._mirror.forget(saved[2])
 
 
 class Correspondence(Session):
@@ -164,8 +179,11 @@ class Correspondence(Session):
         self.task = task.prepare(
             torch.device(engine.device), PRECISIONS[engine.precision], compile=False, bf16=False, chunk=1
         )
+        self._kept = engine.kept
         self._lost: set[int] = set()
+        self._cut: set[int] = set()
         self._like: Tree = None
+        self._notes: set[str] = set()
 
     @property
     def asks_clients(self) -> bool:  # type: ignore[override]
@@ -177,11 +195,11 @@ class Correspondence(Session):
 
     def keep(self, states: States) -> States:
         """On the sites' own disks."""
-        return Elsewhere(states, len(self.federation))
+        return Elsewhere(states, len(self.federation), self._kept)
 
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
-        """Every site computes by itself. What an update looks like is found on two examples of zeros."""
-        blank = Federation(self.federation.data, torch.zeros(2, dtype=torch.int64), torch.tensor([0, 2]))
+        """Every site computes by itself. What an update looks like is found on examples of zeros."""
+        blank = Federation(self.federation.data, torch.zeros(BLANK, dtype=torch.int64), torch.tensor([0, BLANK]))
         cohort = Cohort(
             blank.to(self.task.device),
             torch.tensor([0]),
@@ -201,6 +219,7 @@ class Correspondence(Session):
             cohort,
         )
         self._like = tree_map(lambda leaf: leaf[0].cpu() if self._algorithm.additive else leaf.cpu(), update)
+        self._notes = set(cohort.notes)
         return Plan(chunk=1, why="every client at its own site", device=self.task.device.type)
 
     def _amended(self, server: Tree, states: Elsewhere, round: int) -> Tree:
@@ -212,7 +231,7 @@ class Correspondence(Session):
             mean, initial = self._algorithm.posterior(server).mean, self.task.initial()
             info = Info(mean if mean.shape == initial.shape else initial, *numbers)
             n = self.federation.sizes[one].to(initial).unsqueeze(1)
-            fresh = to(self._algorithm.client(self.task, info, n), "cpu")
+            fresh = to(self._algorithm.client(self.task, info, n), states.device)
             old, new = (to(rows(state, 0), self.task.device) for state in (states.gather(one), fresh))
             server = self._algorithm.swap(server, old, new)
             states.send_again(client, fresh, round)
@@ -223,7 +242,7 @@ class Correspondence(Session):
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
         """Orders to the round's clients, until enough of them have answered with something fit to use."""
         assert isinstance(states, Elsewhere)
-        least = min(self._office.manners.min_clients, self.cohort)
+        least, pause = min(self._office.manners.min_clients, self.cohort), 1.0
         for _ in self._office.waiting(lambda: f"round {round} needs {least} of its clients"):
             server = self._amended(server, states, round)
             chosen = self._chosen(ids, round)
@@ -236,6 +255,8 @@ class Correspondence(Session):
                 return replace(share, server=server), down
             for client, reason in share.rejected.items():
                 log.warning("round %d: %r gave nothing: %s", round, self.federation.name(client), reason)
+            self._office.sleep(pause)
+            pause = min(2 * pause, 60.0)
         raise ConsilienceError(
             f"round {round} was given up: it needs updates of {least} clients, and within patience = "
             f"{self._office.manners.patience:g} seconds there were not as many. What was learned so far is kept: run "
@@ -255,7 +276,7 @@ class Correspondence(Session):
         self, server: Tree, states: Elsewhere, chosen: list[int], round: int
     ) -> tuple[Share, dict[int, tuple[Token, Tree]], int]:
         """One try of a round: (the share of those who answered, their new states, bytes sent down)."""
-        token = Token(self._roster.starts, self._office.next_order())
+        token = Token(self._roster.start, self._office.next_order())
         letters = dict(self._orders(server, states, chosen, round, token))
         shares: dict[int, Share] = {}
         for name, content in self._office.ask("train", letters, self._office.manners.timeout):
@@ -264,7 +285,8 @@ class Correspondence(Session):
         together = reduce(lambda a, b: a.merge(b, self._algorithm.additive), (shares[c] for c in sorted(shares)))
         answers: dict[int, tuple[Token, Tree]] = {}
         for client in together.accepted:
-            row = tree_map(lambda leaf: leaf.unsqueeze(0) if self._algorithm.additive else leaf, shares[client].update)
+            update = to(shares[client].update, states.device)
+            row = tree_map(lambda leaf: leaf.unsqueeze(0) if self._algorithm.additive else leaf, update)
             before = states.gather(torch.tensor([client]))
             answers[client] = (NOTHING, None) if before is None else (token, self._algorithm.follow(before, row))
         down = sum(len(data) for content in letters.values() for data in sealed(content).values())
@@ -309,13 +331,17 @@ class Correspondence(Session):
                 raise RecordError(answer.reason)
             if "update" not in records:
                 raise RecordError("its answer has no update")
-            update, cut = accepted(records["update"], self._like, int(self.federation.sizes[client]))
+            if set(answer.notes) != self._notes:
+                raise RecordError("what it notes is not what the method notes")
+            update, cut = accepted(records["update"], self._like, client, int(self.federation.sizes[client]))
         except RecordError as error:
             return Share(rejected={client: str(error)})
-        if cut:
-            log.warning("round %d: %r: %s", round, self.federation.name(client), cut)
-        notes = {name: torch.tensor([value]) for name, value in answer.notes.items()}
-        return Share(update, None, [client], {}, notes, answer.guards, nbytes(update))
+        if cut is not None and client not in self._cut:
+            self._cut.add(client)
+            log.warning("round %d: %r claims a weight of %g, which is cut", round, self.federation.name(client), cut)
+        notes = {name: torch.tensor([value], dtype=torch.float64) for name, value in answer.notes.items()}
+        acted = answer.guards | ({} if cut is None else {"weight cut": 1})
+        return Share(update, None, [client], {}, notes, acted, nbytes(update))
 
     def evaluate(self, algorithm: Algorithm, server: Tree) -> Evaluation | None:
         """The mean of the sites' own scores by their numbers of held-out examples; the calibration error is that of all
@@ -325,14 +351,15 @@ class Correspondence(Session):
             return None
         belief = pack(algorithm.posterior(server))
         examination = Examination(fingerprint=self._office.fingerprint, precision=self._precision, samples=SAMPLES)
-        names = self._office.settled(self._roster.names)
-        letters = {name: letter(examination, belief=belief) for name in names if self._office.here[name][1].held_out}
+        held_out = {name: self._office.here[name][1].held_out for name in self._office.settled(self._roster.names)}
+        letters = {name: letter(examination, belief=belief) for name, count in held_out.items() if count}
+        like = score(self.task, Point(self.task.initial()), self.federation.data)
         marks: dict[str, Marks] = {}
         for name, content in self._office.ask("evaluate", letters, self._office.manners.timeout):
             try:
                 if isinstance(content, Failed):
                     raise RecordError(content)
-                marks[name] = opened(content, Marks)[0]
+                marks[name] = credible(opened(content, Marks)[0], like, held_out[name])
             except RecordError as error:
                 log.warning("%r has not scored the model: %s", name, error)
         return pooled({name: marks[name] for name in sorted(marks) if marks[name].examples}, algorithm, server)
@@ -356,12 +383,15 @@ def pooled(marks: dict[str, Marks], algorithm: Algorithm, server: Tree) -> Evalu
     )
 
 
-def _pool(bins: list[dict[str, list[float]] | None]) -> Reliability | None:
-    found = [Reliability(**one) for one in bins if one is not None]  # type: ignore[arg-type]
+def _pool(bins: list[Bins | None]) -> Reliability | None:
+    found = [Reliability(**one.model_dump()) for one in bins if one is not None]
     return reduce(lambda a, b: a + b, found) if len(found) == len(bins) else None
 
 
 def _mean(scores: list[tuple[int, dict[str, float]]], bins: Reliability | None) -> dict[str, float]:
-    total = sum(n for n, _ in scores)
-    means = {name: sum(n * values[name] for n, values in scores) / total for name in scores[0][1]}
+    """By examples, of the sites where a score has a value: R² has none on one example."""
+    means = {}
+    for name in scores[0][1]:
+        told = [(n, values[name]) for n, values in scores if math.isfinite(values[name])]
+        means[name] = sum(n * value for n, value in told) / sum(n for n, _ in told) if told else math.nan
     return means | ({"ece": bins.ece} if bins is not None else {})

@@ -32,12 +32,13 @@ class Folder:
         self.path = root / experiment / f"{plain}-{hashlib.sha256(client.encode()).hexdigest()[:8]}"
 
     def _file(self, token: Token) -> Path:
-        return self.path / f"{token.start:06d}-{token.number:08d}.safetensors"
+        return self.path / f"{token.start:012d}-{token.number:08d}.safetensors"
 
     def tokens(self) -> list[Token]:
         """What is here, the oldest first."""
-        names = sorted(file.stem for file in self.path.glob("*-*.safetensors"))
-        return [Token(*(int(part) for part in name.split("-"))) for name in names]
+        names = sorted(file.name for file in self.path.glob("*"))
+        found = (re.fullmatch(r"(\d{12})-(\d{8,})\.safetensors", name) for name in names)
+        return [Token(int(name[1]), int(name[2])) for name in found if name]
 
     def read(self, token: Token) -> tuple[Work, str] | None:
         """A piece of work and what was noted of it; None if it is not here, or not whole."""

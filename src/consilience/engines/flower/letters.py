@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from consilience.errors import RecordError
 
@@ -34,7 +34,7 @@ class Order(Facts):
     the state that comes with the order where there is no base, and leaves its own as `token`. That `base` was accepted
     is said by nothing but this. `keep` are all states that the server may still go back to."""
 
-    experiment: str
+    experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
     fingerprint: str
     stage: NonNegativeInt
     round: PositiveInt
@@ -82,14 +82,23 @@ class Examination(Facts):
     samples: PositiveInt
 
 
+class Bins(Facts):
+    """A reliability diagram."""
+
+    edges: list[float]
+    confidence: list[float]
+    accuracy: list[float]
+    count: list[NonNegativeInt]
+
+
 class Marks(Facts):
     """The scores of a site's own held-out examples."""
 
     examples: NonNegativeInt
     point: dict[str, float]
     marginal: dict[str, float] | None
-    reliability: dict[str, Any] | None
-    marginal_reliability: dict[str, Any] | None
+    reliability: Bins | None
+    marginal_reliability: Bins | None
 
 
 def letter(facts: Facts, **records: bytes) -> RecordDict:

@@ -35,14 +35,14 @@ class Loopback:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        (self.folder / "flwr").mkdir(parents=True, exist_ok=True)
+        self._home("link").mkdir(parents=True, exist_ok=True)
         here: dict[str, Any] = {"address": f"127.0.0.1:{self.port}"}
         if self._tls is None:
             here["insecure"] = True
         else:
             here["root-certificates"] = self._tls[0][self._tls[0].index("--ssl-ca-certfile") + 1]
         config = tomli_w.dumps({"superlink": {"default": "here", "here": here}})
-        (self.folder / "flwr" / "config.toml").write_text(config)
+        (self._home("link") / "config.toml").write_text(config)
         self.start_link()
         return self
 
@@ -53,7 +53,7 @@ class Loopback:
     def start_link(self) -> None:
         """The SuperLink, up and listening."""
         secure = ["--insecure"] if self._tls is None else self._tls[0]
-        self._start("link", ["flower-superlink", *secure, "--port", str(self.port),
+        self._start("link", ["flower-superlink", *secure, "--port", str(self.port), "--database", "link.db",
                              "--disable-runtime-dependency-installation"])  # fmt: skip
         end = time.monotonic() + PATIENCE
         while True:
@@ -117,7 +117,7 @@ class Loopback:
     def _start(self, name: str, command: list[str]) -> None:
         with open(self.log(name), "ab") as log:
             self._processes[name] = subprocess.Popen(
-                [_tool(command[0]), *command[1:]], stdout=log, stderr=subprocess.STDOUT, env=self._environment(),
+                [_tool(command[0]), *command[1:]], stdout=log, stderr=subprocess.STDOUT, env=self._environment(name),
                 cwd=self.folder, start_new_session=True,
             )  # fmt: skip
 
@@ -133,8 +133,12 @@ class Loopback:
             raise ConsilienceError(f"flwr {arguments[0]} failed: {found}")
         return found
 
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "flwr")}
+    def _home(self, name: str) -> Path:
+        """Flower's own files, of each process apart, as on machines of their own."""
+        return self.folder / "flwr" / name
+
+    def _environment(self, name: str = "link") -> dict[str, str]:
+        return {**os.environ, **QUIET, "FLWR_HOME": str(self._home(name))}
 
 
 def _offspring(pid: int) -> list[int]:

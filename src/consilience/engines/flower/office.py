@@ -16,7 +16,7 @@ from consilience.errors import ConfigError, ConsilienceError, RecordError
 
 log = logging.getLogger("consilience")
 CENSUS = 3.0  # seconds between two looks for nodes that have come or gone
-INTRODUCTION = 120.0  # seconds that a site has to say who it is, and to be asked again if it did not
+INTRODUCTION = 120.0  # seconds that others wait for a node that has not said yet who it is
 REMINDER = 30.0  # seconds between two lines of the log that say whom the server is waiting for
 
 
@@ -69,7 +69,7 @@ class Office:
         return self._orders
 
     def gather(self, count: int) -> list[Introduction]:
-        """The first `count` sites to come."""
+        """All sites that are here once `count` are."""
         for _ in self.waiting(lambda: f"{len(self.here)} of {count} sites are here" + _names(self.here)):
             self.look()
             if len(self.here) >= count and not self._unknown:
@@ -93,7 +93,7 @@ class Office:
         """Which of these sites are here, once every node that is up has said who it is."""
         end = self.clock() + INTRODUCTION
         self.look(now=True)
-        while self._unknown and self.clock() < end:
+        while self._unknown and self.clock() < end:  # at most until the census gives them up
             self.sleep(0.1)
             self.look()
         return [name for name in names if name in self.here]
@@ -140,11 +140,16 @@ class Office:
         self.here = {name: known for name, known in self.here.items() if known[0] in up}
         known = {node for node, _ in self.here.values()}
         self._unknown &= up
+        for node in [node for node in self._unknown if self._looked - self._asked[node] > INTRODUCTION]:
+            log.warning("node %d has not said who it is for %g seconds: nobody waits for it", node.id, INTRODUCTION)
+            self._unknown.discard(node)
+        lasts = max(INTRODUCTION, self.manners.timeout)
         for node in sorted(up - known, key=lambda node: node.since):
-            if self._looked - self._asked.get(node, float("-inf")) > INTRODUCTION:
-                self._asked[node] = self._looked
+            if node not in self._asked:
                 self._unknown.add(node)
-                self._post.send("query", [("query", node, letter(Invitation()))], INTRODUCTION)
+            if self._looked - self._asked.get(node, float("-inf")) > lasts:
+                self._asked[node] = self._looked
+                self._post.send("query", [("query", node, letter(Invitation()))], lasts)
 
     def _welcome(self, node: Node, content: RecordDict | Failed) -> None:
         self._unknown.discard(node)

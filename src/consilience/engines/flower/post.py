@@ -38,6 +38,7 @@ class Post:
     grid: Grid
     clock: Callable[[], float]
     _open: dict[str, _Sent] = field(default_factory=dict)
+    _refused: list[tuple[str, Node]] = field(default_factory=list)
 
     def nodes(self) -> set[Node]:
         """Those that are up, as far as the link knows."""
@@ -47,17 +48,20 @@ class Post:
         """Letters that are not delivered any more after so many seconds. One by one: all of a round's in one request
         may be too much for the link."""
         for label, node, content in letters:
-            message = Message(content, node.id, kind, ttl=seconds)
-            for number in self.grid.push_messages([message]):
-                if number:
-                    self._open[number] = _Sent(label, node, self.clock() + seconds)
+            number = next(iter(self.grid.push_messages([Message(content, node.id, kind, ttl=seconds)])), None)
+            if number:
+                self._open[number] = _Sent(label, node, self.clock() + seconds)
+            else:
+                self._refused.append((label, node))
 
     def collect(self) -> list[tuple[str, Node, RecordDict | Failed]]:
         """What has come since the last time: label, node, and contents or what went wrong. Answers are told apart by
         the letter that they answer, never by who they say they are from."""
         now = self.clock()
         self._open = {number: sent for number, sent in self._open.items() if sent.until > now}
-        found: list[tuple[str, Node, RecordDict | Failed]] = []
+        refusal = Failed("the link has not taken the letter for it, which may be too large")
+        found: list[tuple[str, Node, RecordDict | Failed]] = [(*refused, refusal) for refused in self._refused]
+        self._refused.clear()
         for reply in self.grid.pull_messages(list(self._open)) if self._open else ():
             sent = self._open.pop(reply.metadata.reply_to_message_id, None)
             if sent is not None:

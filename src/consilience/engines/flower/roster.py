@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 
 import torch
 from pydantic import ValidationError
@@ -32,10 +33,10 @@ class Member(Facts):
 
 class Roster(Facts):
     """The members of an experiment in the order of their names, which is the order of clients; what an example looks
-    like everywhere; and how often the server has started."""
+    like everywhere; and the number of the server's last start."""
 
     experiment: str
-    starts: int
+    start: int
     members: list[Member]
     x: tuple[str, list[int]]
     y: tuple[str, list[int]]
@@ -45,7 +46,7 @@ class Roster(Facts):
         """A new experiment of those who introduced themselves. Nobody counts for more than `most` examples, a hundred
         times the median of all when None: a claim beyond is cut, and named."""
         sites = sorted(introductions, key=lambda site: site.name)
-        first, most = sites[0], most or PLAUSIBLE * int(median(site.examples for site in sites))
+        first, most = sites[0], most or PLAUSIBLE * median_low(site.examples for site in sites)
         for site in sites:
             if (site.x, site.y) != (first.x, first.y):
                 raise DataError(
@@ -55,7 +56,7 @@ class Roster(Facts):
             if site.examples > most:
                 log.warning("%r claims %d examples: it counts for max_examples = %d", site.name, site.examples, most)
         members = [Member(name=site.name, examples=min(site.examples, most)) for site in sites]
-        return cls(experiment=secrets.token_hex(8), starts=0, members=members, x=first.x, y=first.y)
+        return cls(experiment=secrets.token_hex(8), start=0, members=members, x=first.x, y=first.y)
 
     @classmethod
     def read(cls, folder: Path) -> Roster | None:
@@ -69,9 +70,10 @@ class Roster(Facts):
             raise CheckpointError(f"{path} is no roster: {error}") from error
 
     def started(self, folder: Path) -> Roster:
-        """The roster for one start more, written down before anybody hears of it."""
+        """The roster for a start, written down before anybody hears of it. Starts are numbered by the clock, so that
+        none has the number of another that a restored backup knows nothing of."""
         folder.mkdir(parents=True, exist_ok=True)
-        again = self.model_copy(update={"starts": self.starts + 1})
+        again = self.model_copy(update={"start": max(self.start + 1, int(time.time()))})
         write_atomically(folder / FILE, again.model_dump_json(indent=1))
         return again
 
@@ -92,13 +94,18 @@ class Roster(Facts):
         )
         sizes = torch.tensor([member.examples for member in self.members])
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        order = torch.zeros(1, dtype=torch.int64).expand(int(sizes.sum()))
+        order = torch.zeros(1, dtype=torch.int64)
         return Remote(blank, order, offsets, self.names, "every client at its own site")
 
 
 @dataclass(frozen=True, eq=False)
 class Remote(Federation):
-    """A federation whose examples are elsewhere: of labels nothing is known."""
+    """A federation whose examples are elsewhere: there is no order of them here, and of labels nothing is known."""
+
+    @property
+    def examples(self) -> int:
+        """As many as the sites say."""
+        return int(self.offsets[-1])
 
     def label_counts(self) -> None:
         """Nobody has told."""

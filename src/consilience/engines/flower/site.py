@@ -22,6 +22,7 @@ from consilience.engines.flower.folder import Folder, Work
 from consilience.engines.flower.letters import (
     NOTHING,
     Answer,
+    Bins,
     Examination,
     Introduction,
     Marks,
@@ -150,8 +151,8 @@ class Site:
             examples=len(test),
             point=found.point,
             marginal=found.marginal,
-            reliability=found.reliability,
-            marginal_reliability=found.marginal_reliability,
+            reliability=None if found.reliability is None else Bins(**found.reliability),
+            marginal_reliability=None if found.marginal_reliability is None else Bins(**found.marginal_reliability),
         )
 
     def _disagreement(self, theirs: str) -> str:

@@ -1,0 +1,84 @@
+"""Every algorithm as a real federation: Flower's client app, called in memory, gives the simulator's run."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+
+import consilience as cs
+from conformance import test_conformance as cases
+from consilience.engines.flower import Manners, apps, client_app, serve
+from consilience.engines.flower.folder import Folder
+from consilience.engines.flower.office import Office
+from consilience.engines.flower.roster import Roster
+from consilience.errors import ConfigError
+from consilience.records import leaves
+from engines.flower_grid import MemoryGrid
+
+CLIENTS = len(cases.SIZES)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return inspect.unwrap(cases.federation)()
+
+
+@pytest.fixture
+def task(algorithm):
+    return inspect.unwrap(cases.task)(algorithm)
+
+
+@pytest.fixture
+def grid(monkeypatch):
+    grid = MemoryGrid()
+    monkeypatch.setattr(apps, "Office", partial(Office, clock=grid.clock, sleep=grid.sleep))
+    return grid
+
+
+def learn_at_sites(grid, algorithm, task, federation, folder, rounds=3):
+    for k in range(CLIENTS):
+        app = client_app(algorithm, task, lambda node, k=k: federation.client(k))
+        grid.start(app, site=federation.name(k), states=str(folder / "sites"))
+    return serve(
+        grid,
+        algorithm,
+        task,
+        manners=Manners(CLIENTS),
+        rounds=rounds,
+        cohort=5,
+        out=folder / "run",
+        precision="float64",
+        debug=True,
+    )
+
+
+def assert_same(what, found, wanted, but=()):
+    for (name, x), (_, y) in zip(leaves(found), leaves(wanted), strict=True):
+        if name not in but:
+            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{what} {n}: {m}")
+
+
+@cases.every
+def test_sites_give_the_simulators_run(algorithm, task, federation, grid, tmp_path):
+    if len(algorithm.arrange(federation)) < CLIENTS:
+        with pytest.raises(ConfigError, match="no real federation can run"):
+            learn_at_sites(grid, algorithm, task, federation, tmp_path)
+        return
+    there, here = learn_at_sites(grid, algorithm, task, federation, tmp_path), cases.learn(algorithm, task, federation)
+    assert_same("server", there.server, here.server)
+    experiment = Roster.read(tmp_path / "run").experiment
+    for k in range(CLIENTS):
+        state, folder = (
+            here.states.gather(torch.tensor([k])),
+            Folder(tmp_path / "sites", experiment, federation.name(k)),
+        )
+        if state is None or k not in here.states:
+            assert not folder.tokens()
+            continue
+        assert_same(f"site {k}", folder.read(there.states.token(k))[0].state, state)
+        if type(algorithm).follow is not cs.Algorithm.follow:  # the server knows what is on their disks
+            private = ("network",) if getattr(algorithm, "own_network", False) else ()
+            assert_same(f"mirror of {k}", there.states.gather(torch.tensor([k])), state, but=private)
