@@ -35,7 +35,8 @@ from consilience.deployment.new import write_app
 from consilience.engines.flower import apps
 from consilience.engines.flower.letters import Introduction, Invitation, letter, opened
 from consilience.engines.flower.office import Office
-from consilience.errors import ConfigError, ConsilienceError, DataError
+from consilience.engines.flower.site import Site
+from consilience.errors import ConfigError, DataError
 from engines.flower_grid import MemoryGrid
 
 ROOT = Path(__file__).parent.parent
@@ -523,10 +524,16 @@ def test_a_node_without_data_is_told_how_to_start(config: Any) -> None:
         examples(deployment(config()), loader)
 
 
+def introduced(app: Any, load: Any, folder: Path, **node: Any) -> Any:
+    """How a site with these data introduces itself."""
+    method, task = app.deployed.algorithm(), app.deployed.task_for(0)
+    return Site("north", method, task, lambda: app.examples(load, {"site": "north", **node}), folder).introduce()
+
+
 def test_what_is_wrong_with_data_is_not_told_to_the_server(config: Any, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,c,target\n1,2,Anna Muster,well\n")
     with pytest.raises(DataError) as caught:
-        examples(deployment(config()), loader, data=str(tmp_path / "a.csv"))
+        introduced(deployment(config()), loader, tmp_path, data=str(tmp_path / "a.csv"))
     assert str(caught.value) == "its data cannot be read; the log of its node says why"
     assert "Anna Muster" in str(caught.value.__cause__)
 
@@ -534,20 +541,20 @@ def test_what_is_wrong_with_data_is_not_told_to_the_server(config: Any, tmp_path
         raise KeyError("Anna Muster")
 
     with pytest.raises(DataError) as caught:
-        examples(deployment(config(site={})), own)
+        introduced(deployment(config(site={})), own, tmp_path)
     assert "Anna" not in str(caught.value)
 
 
-def test_data_of_another_shape_or_kind_are_refused(config: Any) -> None:
+def test_data_of_another_shape_or_kind_are_refused(config: Any, tmp_path: Path) -> None:
     app = deployment(config(site={}))
     wide = cs.Dataset(torch.ones(2, 5), torch.tensor([0, 1]))
     fits = cs.Dataset(torch.ones(2, 3), torch.tensor([0, 1]))
-    assert examples(app, lambda: fits) is fits
+    assert introduced(app, lambda: fits, tmp_path).x == ("float32", [3])
     for data in (wide, cs.Data(fits, wide)):
-        with pytest.raises(DataError, match=r"an example is of shape \(5,\) there, but federation.inputs .* is \(3,\)"):
-            examples(app, lambda data=data: data)
-    with pytest.raises(ConsilienceError, match="its data cannot be read") as caught:
-        examples(app, lambda: 5)
+        with pytest.raises(ConfigError, match=r"of shape \(5,\) there, but federation.inputs .* is \(3,\)"):
+            introduced(app, lambda data=data: data, tmp_path)
+    with pytest.raises(DataError, match="its data cannot be read") as caught:
+        introduced(app, lambda: 5, tmp_path)
     assert "must return a consilience.Dataset or Data, not int" in str(caught.value.__cause__)
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from consilience.components import build
 from consilience.config import Deployed, read_deployment, sentence
 from consilience.data import Data, Dataset
-from consilience.errors import ConfigError, ConsilienceError, DataError
+from consilience.errors import ConfigError, ConsilienceError
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -120,19 +120,13 @@ class App:
         return Half()
 
     def examples(self, load: Load, node: Mapping[str, Any]) -> Dataset | Data:
-        """What a site learns from, checked. What is wrong with it stands in the site's own log, as the error's cause:
-        an error's words travel to the server, and those of its cause may quote a patient."""
-        try:
-            found = self._loaded(load, Node(node))
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise DataError("its data cannot be read; the log of its node says why") from error
+        """What a site learns from, checked."""
+        found = self._loaded(load, Node(node))
         inputs = tuple(self.deployed.config.federation.inputs)
         for part in (found.train, found.test) if isinstance(found, Data) else (found,):
             if len(part) and tuple(part.x.shape[1:]) != inputs:
                 there = tuple(part.x.shape[1:])
-                raise DataError(
+                raise ConfigError(
                     f"an example is of shape {there} there, but federation.inputs in config.toml is {inputs}"
                 )
         return found

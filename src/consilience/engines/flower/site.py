@@ -30,7 +30,7 @@ from consilience.engines.flower.letters import (
 )
 from consilience.engines.simulator import PRECISIONS
 from consilience.engines.work import compute
-from consilience.errors import ConsilienceError, DataError
+from consilience.errors import ConfigError, ConsilienceError, DataError
 from consilience.evaluation import evaluate
 from consilience.records import Tree, pack, to, unpack
 from consilience.task import Task
@@ -58,7 +58,14 @@ class Site:
 
     @cached_property
     def _data(self) -> tuple[Dataset, Dataset | None]:
-        found = self.load()
+        """What to learn from, and what is held out. Why data cannot be read is said in the site's own log, as the
+        error's cause: an error's words travel to the server, and those of its cause may quote a patient."""
+        try:
+            found = self.load()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise DataError("its data cannot be read; the log of its node says why") from error
         train, test = (found.train, found.test) if isinstance(found, Data) else (found, None)
         if not len(train):
             raise DataError(f"{self.name} has no examples to learn from")
