@@ -29,8 +29,11 @@ class Session(ABC):
     task: Task
     stops_softly = True
     """Whether Ctrl-C lets a round come to its end. It must not where a round may wait for somebody who has gone."""
-    asks_clients = False
-    """Whether clients score the model on data of their own, where the server has none to test on."""
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients score the model on data of their own, where the server has none to test on."""
+        return False
 
     def __enter__(self) -> Self:
         return self

@@ -1,14 +1,10 @@
-"""What others send must be before it may touch the global model, or its scores. Nobody vouches for it."""
+"""What an update must be before it may touch the global model. Nobody vouches for what a site sends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
-from consilience.engines.flower.letters import Bins, Marks
 from consilience.errors import RecordError
-from consilience.evaluation import Evaluation
 from consilience.records import Tree, Weighted, leaves, tree_map, unpack
 
 BLANK = 2  # examples of the client that shows what an update looks like
@@ -46,24 +42,3 @@ def _capped(tree: Tree, like: Tree, examples: int, cut: list[float]) -> Tree:
         return tuple(_capped(a, b, examples, cut) for a, b in zip(tree, like, strict=True))
     names = tree.__dataclass_fields__
     return type(tree)(*(_capped(getattr(tree, name), getattr(like, name), examples, cut) for name in names))
-
-
-def credible(marks: Marks, like: Evaluation, held_out: int) -> Marks:
-    """Marks with the scores and bins of `like`, on no more examples than the site said it holds out; else a
-    RecordError."""
-    for scores in (marks.point, marks.marginal):
-        if scores is not None and marks.examples and set(scores) != set(like.point):
-            raise RecordError("its scores are not those of the task")
-    for bins in (marks.reliability, marks.marginal_reliability):
-        if bins is not None and not _fits(bins, like):
-            raise RecordError("its reliability diagram has other bins")
-    return marks.model_copy(update={"examples": min(marks.examples, held_out)})
-
-
-def _fits(bins: Bins, like: Evaluation) -> bool:
-    columns: Iterator[list[float]] = (list(map(float, c)) for c in (bins.confidence, bins.accuracy, bins.count))
-    return (
-        like.reliability is not None
-        and bins.edges == like.reliability["edges"]
-        and all(len(column) == len(bins.edges) - 1 for column in columns)
-    )

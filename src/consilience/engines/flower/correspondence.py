@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -19,11 +18,11 @@ from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
 from consilience.cohort import Cohort, Info
 from consilience.data.federation import Federation
-from consilience.engines.flower.checks import BLANK, accepted, credible
+from consilience.engines.flower.checks import BLANK, accepted
+from consilience.engines.flower.elsewhere import Elsewhere
 from consilience.engines.flower.letters import (
     NOTHING,
     Answer,
-    Bins,
     Examination,
     Marks,
     Order,
@@ -35,6 +34,7 @@ from consilience.engines.flower.letters import (
 from consilience.engines.flower.office import Office
 from consilience.engines.flower.post import Failed
 from consilience.engines.flower.roster import Roster
+from consilience.engines.flower.scores import credible, pooled
 from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Alone, Ranks
 from consilience.engines.session import Session
@@ -45,7 +45,6 @@ from consilience.errors import ConfigError, ConsilienceError, RecordError
 from consilience.evaluation import Evaluation
 from consilience.evaluation import evaluate as score
 from consilience.files import CHECKPOINTS
-from consilience.metrics.calibration import Reliability
 from consilience.records import Addressed, Point, Tree, nbytes, pack, rows, to, tree_map
 from consilience.task import Task
 
@@ -95,68 +94,6 @@ class _Alone(Alone):
         return "Flower"
 
 
-class Elsewhere(States):
-    """States that clients keep on their own disks. The server knows the token of the work that each client's state
-    came from, and, of methods whose states can be followed, a mirror of the states themselves."""
-
-    def __init__(self, mirror: States, clients: int, kept: deque[Tensor]) -> None:
-        super().__init__(mirror._fresh, mirror.device)
-        self._mirror, self._kept = mirror, kept
-        self.tokens = torch.zeros(clients, 2, dtype=torch.int64)
-
-    def token(self, client: int) -> Token:
-        """The work whose state a client goes on from; NOTHING if the server has to send it one."""
-        return Token(*self.tokens[client].tolist())
-
-    def kept(self, client: int) -> list[Token]:
-        """The states that a checkpoint may go back to."""
-        return [Token(*saved[client].tolist()) for saved in self._kept]
-
-    def accept(self, client: int, token: Token, state: Tree, round: int) -> None:
-        """A client's update was taken: its new state is the one of `token`, here mirrored if it is known."""
-        self.tokens[client] = torch.tensor(token)
-        if state is not None:
-            self._mirror.commit(torch.tensor([client]), state, round)
-
-    def send_again(self, client: int, state: Tree, round: int) -> None:
-        """A client has lost its state, and will be sent this one."""
-        self.accept(client, NOTHING, state, round)
-
-    def gather(self, ids: Tensor) -> Tree:
-        """The mirror's, or fresh ones."""
-        return self._mirror.gather(ids)
-
-    def commit(self, ids: Tensor, states: Tree, round: int) -> None:
-        """Only a site can make a state."""
-        raise NotImplementedError
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._mirror
-
-    def _read(self, client: int, like: Tree) -> Tree:
-        return self._mirror._read(client, like)
-
-    def _write(self, client: int, state: Tree, round: int) -> None:
-        self._mirror._write(client, state, round)
-
-    def snapshot(self) -> Tree:
-        """(tokens, those of the checkpoint before, the mirror's)."""
-        return self.tokens.clone(), tuple(self._kept)[-1:], self._mirror.snapshot()
-
-    def restore(self, saved: Tree) -> None:
-        """Back to a snapshot."""
-        tokens, before, mirrored = saved
-        self.tokens = tokens.clone()
-        self._kept.clear()
-        self._kept.extend((*before, tokens))
-        self._mirror.restore(mirrored)
-
-    def forget(self, saved: Tree) -> None:
-        """`saved` is in a checkpoint."""
-        self._kept.append(saved[0])
-        self._mirror.forget(saved[2])
-
-
 class Correspondence(Session):
     """The rounds of one algorithm. An order says from which state to go on, so a site needs no other word that its
     last update was accepted, and nothing that is lost on the way can set server and sites apart."""
@@ -186,7 +123,7 @@ class Correspondence(Session):
         self._notes: set[str] = set()
 
     @property
-    def asks_clients(self) -> bool:  # type: ignore[override]
+    def asks_clients(self) -> bool:
         """Whether any site that is here holds examples out."""
         return any(site.held_out for _, site in self._office.here.values())
 
@@ -344,54 +281,24 @@ class Correspondence(Session):
         return Share(update, None, [client], {}, notes, acted, nbytes(update))
 
     def evaluate(self, algorithm: Algorithm, server: Tree) -> Evaluation | None:
-        """The mean of the sites' own scores by their numbers of held-out examples; the calibration error is that of all
-        their predictions together. R², F1 and the like are means of what the sites have each, too."""
+        """How the sites that hold examples out score what the server believes."""
         if algorithm.network(self.task, server) is not self.task:
             log.warning("%s makes another network than the clients', which sites cannot score", algorithm.name)
             return None
-        belief = pack(algorithm.posterior(server))
+        belief = algorithm.posterior(server)
         examination = Examination(fingerprint=self._office.fingerprint, precision=self._precision, samples=SAMPLES)
-        held_out = {name: self._office.here[name][1].held_out for name in self._office.settled(self._roster.names)}
-        letters = {name: letter(examination, belief=belief) for name, count in held_out.items() if count}
+        content = letter(examination, belief=pack(belief))
+        here = self._office.settled(self._roster.names)
+        held_out = {name: count for name in here if (count := self._office.here[name][1].held_out)}
         like = score(self.task, Point(self.task.initial()), self.federation.data)
         marks: dict[str, Marks] = {}
-        for name, content in self._office.ask("evaluate", letters, self._office.manners.timeout):
+        for name, answer in self._office.ask(
+            "evaluate", dict.fromkeys(held_out, content), self._office.manners.timeout
+        ):
             try:
-                if isinstance(content, Failed):
-                    raise RecordError(content)
-                marks[name] = credible(opened(content, Marks)[0], like, held_out[name])
+                if isinstance(answer, Failed):
+                    raise RecordError(answer)
+                marks[name] = credible(opened(answer, Marks)[0], like, held_out[name])
             except RecordError as error:
                 log.warning("%r has not scored the model: %s", name, error)
-        return pooled({name: marks[name] for name in sorted(marks) if marks[name].examples}, algorithm, server)
-
-
-def pooled(marks: dict[str, Marks], algorithm: Algorithm, server: Tree) -> Evaluation | None:
-    """Many sites' scores as one."""
-    if not marks:
-        return None
-    sites = list(marks.values())
-    marginal = all(site.marginal is not None for site in sites)
-    bins = [_pool([site.reliability for site in sites]), _pool([site.marginal_reliability for site in sites])]
-    clients = [{"name": name, "examples": site.examples, "metrics": site.point} for name, site in marks.items()]
-    return Evaluation(
-        _mean([(site.examples, site.point) for site in sites], bins[0]),
-        _mean([(site.examples, site.marginal or {}) for site in sites], bins[1]) if marginal else None,
-        clients,
-        bins[0] if bins[0] is None else asdict(bins[0]),
-        bins[1] if bins[1] is None else asdict(bins[1]),
-        belief=type(algorithm.posterior(server)).__name__,
-    )
-
-
-def _pool(bins: list[Bins | None]) -> Reliability | None:
-    found = [Reliability(**one.model_dump()) for one in bins if one is not None]
-    return reduce(lambda a, b: a + b, found) if len(found) == len(bins) else None
-
-
-def _mean(scores: list[tuple[int, dict[str, float]]], bins: Reliability | None) -> dict[str, float]:
-    """By examples, of the sites where a score has a value: R² has none on one example."""
-    means = {}
-    for name in scores[0][1]:
-        told = [(n, values[name]) for n, values in scores if math.isfinite(values[name])]
-        means[name] = sum(n * value for n, value in told) / sum(n for n, _ in told) if told else math.nan
-    return means | ({"ece": bins.ece} if bins is not None else {})
+        return pooled({name: marks[name] for name in sorted(marks) if marks[name].examples}, type(belief).__name__)
