@@ -149,23 +149,24 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Without(cs.FedEP):
-    """The method of the drill, where one client's update of one round is spoilt, and so left out."""
+    """The method of the drill, where the victim's update of some rounds is spoilt, and so left out."""
 
-    client_left_out: int = 0
+    rounds: tuple[int, ...] = ()
 
     def local(self, task, message, state, cohort):
         update, new = super().local(task, message, state, cohort)
-        sick = (cohort.ids == self.client_left_out) & (cohort.round == WHEN)
+        sick = (cohort.ids == SITES.index(VICTIM)) & (cohort.round in self.rounds)
         return tree_map(lambda leaf: leaf.masked_fill(sick.view(-1, *[1] * (leaf.dim() - 1)), torch.nan), update), new
 
 
-def expected(left_out: bool, rounds: int) -> cs.Gaussian:
-    """What the simulator makes of it."""
+def expected(left_out: tuple[int, ...], rounds: int) -> cs.Gaussian:
+    """What the simulator makes of it, where the victim has no part in some rounds."""
     everyone = hospitals()[0]
     federation = cs.Federation.from_silos({site: everyone.client(everyone.names.index(site)) for site in SITES})
-    method = Without(METHOD.infer, client_left_out=SITES.index(VICTIM)) if left_out else METHOD
     engine = cs.Simulator(device="cpu", chunk=1, workers=1)
-    return cs.fit(method, task(), federation, rounds=rounds, engine=engine, progress=False).posterior
+    return cs.fit(
+        Without(METHOD.infer, rounds=left_out), task(), federation, rounds=rounds, engine=engine, progress=False
+    ).posterior
 
 
 def apart(a: cs.Gaussian, b: cs.Gaussian) -> float:
@@ -193,14 +194,17 @@ def practise(name: str, folder: Path) -> dict[str, object]:
     done, saved = RunDirectory(drill.out).latest()
     q = saved.server.q
     assert all(leaf.isfinite().all() for _, leaf in leaves(q)), "the model is spoilt"
-    named = sorted({entry["client"] for line in history for entry in line["rejected"]})
+    left_out = [(line["round"], entry["client"]) for line in history for entry in line["rejected"]]
+    absent = tuple(number for number, site in left_out if site == VICTIM)
+    assert {site for _, site in left_out} <= {VICTIM}, "somebody else was left out"
+    assert not scenario.same or (WHEN in absent) == scenario.left_out, f"the victim was left out in rounds {absent}"
     return {
         "scenario": name,
         "ended": ended,
         "rounds": f"{len(history)} of {done}",
-        "left out": ", ".join(named) or "nobody",
+        "left out": f"{VICTIM} in {', '.join(map(str, absent))}" if absent else "nobody",
         "q from Π sites": apart(tree_map(torch.Tensor.double, q), product_of_sites(drill, saved.states[0])),
-        "q from simulator": apart(q, expected(scenario.left_out, done)) if scenario.same else None,
+        "q from simulator": apart(q, expected(absent, done)) if scenario.same else None,
         "seconds": round(time.monotonic() - start),
     }
 

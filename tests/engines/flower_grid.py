@@ -38,11 +38,13 @@ class Killed(BaseException):
 
 @dataclass
 class Node:
-    """A node that was started: its app, its settings, since when it is up, and until when the link thinks so."""
+    """A node that was started: its app, its settings, since when it is up, until when the link thinks so, and the site
+    that its key is registered for, if it is for one."""
 
     app: Any
     settings: dict
     since: str
+    registered: str = ""
     up: bool = True
     until: float = float("inf")
 
@@ -70,9 +72,9 @@ class MemoryGrid(Grid):
     def sleep(self, seconds):
         self.now += seconds
 
-    def start(self, app, node_id=None, **settings):
+    def start(self, app, node_id=None, registered="", **settings):
         node_id = node_id or next(self._ids)
-        self.nodes[node_id] = Node(app, settings, f"{next(self._ticks):06d}")
+        self.nodes[node_id] = Node(app, settings, f"{next(self._ticks):06d}", registered)
         return node_id
 
     def kill(self, node_id, noticed=0.0):
@@ -101,8 +103,9 @@ class MemoryGrid(Grid):
 
     def get_nodes(self):
         self._call()
+        up = [(i, self.nodes[i]) for i in self.get_node_ids()]
         return [
-            NodeInfo(node_id=i, status="online", last_activated_at=self.nodes[i].since) for i in self.get_node_ids()
+            NodeInfo(node_id=i, status="online", last_activated_at=node.since, name=node.registered) for i, node in up
         ]
 
     def push_messages(self, messages):

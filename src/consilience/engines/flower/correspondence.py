@@ -45,7 +45,7 @@ from consilience.errors import ConfigError, ConsilienceError, RecordError
 from consilience.evaluation import Evaluation
 from consilience.evaluation import evaluate as score
 from consilience.files import CHECKPOINTS
-from consilience.records import Addressed, Point, Tree, nbytes, pack, rows, to, tree_map
+from consilience.records import Addressed, Tree, nbytes, pack, rows, to, tree_map
 from consilience.task import Task
 
 log = logging.getLogger("consilience")
@@ -290,7 +290,7 @@ class Correspondence(Session):
         content = letter(examination, belief=pack(belief))
         here = self._office.settled(self._roster.names)
         held_out = {name: count for name in here if (count := self._office.here[name][1].held_out)}
-        like = score(self.task, Point(self.task.initial()), self.federation.data)
+        like = score(self.task, belief, self.federation.data, samples=1)
         marks: dict[str, Marks] = {}
         for name, answer in self._office.ask(
             "evaluate", dict.fromkeys(held_out, content), self._office.manners.timeout
@@ -301,4 +301,4 @@ class Correspondence(Session):
                 marks[name] = credible(opened(answer, Marks)[0], like, held_out[name])
             except RecordError as error:
                 log.warning("%r has not scored the model: %s", name, error)
-        return pooled({name: marks[name] for name in sorted(marks) if marks[name].examples}, type(belief).__name__)
+        return pooled({name: marks[name] for name in sorted(marks)}, type(belief).__name__)

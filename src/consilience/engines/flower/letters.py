@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
@@ -10,6 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from consilience.errors import RecordError
 
 F = TypeVar("F", bound="Facts")
+Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+Form = tuple[Dtype, Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=8)]]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Share = Annotated[float, Field(ge=0, le=1 + 1e-5, allow_inf_nan=False)]  # a mean of ones may round up
 
 
 class Token(NamedTuple):
@@ -55,7 +59,7 @@ class Answer(Facts):
     kind: Literal["done", "refused", "lost", "failed"]
     reason: str = ""
     notes: dict[str, float] = {}
-    guards: dict[str, int] = {}
+    guards: dict[str, Count] = {}
 
 
 class Invitation(Facts):
@@ -66,11 +70,11 @@ class Introduction(Facts):
     """A site introduces itself: its name, how many examples it learns from and how many it holds out, what one of them
     looks like (dtype and shape), and what it would compute. Nothing else about its data leaves it."""
 
-    name: str
-    examples: PositiveInt
-    held_out: NonNegativeInt
-    x: tuple[str, list[int]]
-    y: tuple[str, list[int]]
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=200)
+    examples: Annotated[int, Field(ge=1, le=10**12)]
+    held_out: Count
+    x: Form
+    y: Form
     fingerprint: str
 
 
@@ -86,15 +90,15 @@ class Bins(Facts):
     """A reliability diagram."""
 
     edges: list[float]
-    confidence: list[float]
-    accuracy: list[float]
-    count: list[NonNegativeInt]
+    confidence: list[Share]
+    accuracy: list[Share]
+    count: list[Count]
 
 
 class Marks(Facts):
     """The scores of a site's own held-out examples."""
 
-    examples: NonNegativeInt
+    examples: Count
     point: dict[str, float]
     marginal: dict[str, float] | None
     reliability: Bins | None

@@ -57,6 +57,7 @@ class Office:
     here: dict[str, tuple[Node, Introduction]] = field(default_factory=dict)
     _asked: dict[Node, float] = field(default_factory=dict)
     _unknown: set[Node] = field(default_factory=set)
+    _registered: set[str] = field(default_factory=set)
     _looked: float = float("-inf")
     _orders: int = 0
 
@@ -137,6 +138,7 @@ class Office:
     def _census(self) -> None:
         """Forget who has gone, and ask who has come."""
         self._looked, up = self.clock(), self._post.nodes()
+        self._registered |= {node.name for node in up if node.name}
         self.here = {name: known for name, known in self.here.items() if known[0] in up}
         known = {node for node, _ in self.here.values()}
         self._unknown &= up
@@ -170,8 +172,11 @@ class Office:
         if node.name and node.name != site.name:
             log.warning("node %d is left out: it is registered as %r, and says it is %r", node.id, node.name, site.name)
             return
+        if not node.name and site.name in self._registered:
+            log.warning("node %d is left out: the key of %r is registered, and it has another", node.id, site.name)
+            return
         before = self.here.get(site.name)
-        if before is not None and before[0].since > node.since:
+        if before is not None and before[0].since > node.since and before[0].name == node.name:
             return
         if before is not None:
             log.warning("%r has come back, or two nodes call themselves so: the later one counts", site.name)

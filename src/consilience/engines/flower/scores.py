@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from functools import reduce
+from typing import Any
 
 from consilience.engines.flower.letters import Bins, Marks
 from consilience.errors import RecordError
@@ -13,21 +14,25 @@ from consilience.metrics.calibration import Reliability
 
 
 def credible(marks: Marks, like: Evaluation, held_out: int) -> Marks:
-    """Marks with the scores and bins of `like`, on no more examples than the site said it holds out; else a
+    """Marks with the very scores and diagrams of `like`, of no more examples than the site said it holds out; else a
     RecordError."""
-    for scores in (marks.point, marks.marginal):
-        if scores is not None and marks.examples and set(scores) != set(like.point):
+    for scores, bins, wanted, diagram in (
+        (marks.point, marks.reliability, like.point, like.reliability),
+        (marks.marginal, marks.marginal_reliability, like.marginal, like.marginal_reliability),
+    ):
+        if (scores is None) != (wanted is None) or set(scores or ()) != set(wanted or ()):
             raise RecordError("its scores are not those of the task")
-    for bins in (marks.reliability, marks.marginal_reliability):
-        if bins is not None and not _fits(bins, like):
-            raise RecordError("its reliability diagram has other bins")
-    return marks.model_copy(update={"examples": min(marks.examples, held_out)})
+        if (bins is None) != (diagram is None) or not (bins is None or _fits(bins, diagram, marks.examples)):
+            raise RecordError("its reliability diagram is not one of its examples")
+    if not 0 < marks.examples <= held_out:
+        raise RecordError(f"it scored {marks.examples} examples, and holds out {held_out}")
+    return marks
 
 
-def _fits(bins: Bins, like: Evaluation) -> bool:
-    if like.reliability is None or bins.edges != like.reliability["edges"]:
-        return False
-    return len(bins.confidence) == len(bins.accuracy) == len(bins.count) == len(bins.edges) - 1
+def _fits(bins: Bins, diagram: dict[str, Any] | None, examples: int) -> bool:
+    edges = [] if diagram is None else diagram["edges"]
+    right = len(bins.confidence) == len(bins.accuracy) == len(bins.count) == len(edges) - 1
+    return right and bins.edges == edges and sum(bins.count) == examples
 
 
 def pooled(marks: dict[str, Marks], belief: str) -> Evaluation | None:

@@ -80,13 +80,15 @@ class Site:
     def introduce(self) -> Introduction:
         """Who this is."""
         train, test = self._data
-        return Introduction(
-            name=self.name,
-            examples=len(train),
-            held_out=0 if test is None else len(test),
-            x=_form(train.x),
-            y=_form(train.y),
-            fingerprint=self.fingerprint,
+        return Introduction.model_validate(
+            {
+                "name": self.name,
+                "examples": len(train),
+                "held_out": 0 if test is None else len(test),
+                "x": _form(train.x),
+                "y": _form(train.y),
+                "fingerprint": self.fingerprint,
+            }
         )
 
     def work(self, order: Order, records: dict[str, bytes]) -> tuple[Answer, bytes | None]:
@@ -150,7 +152,7 @@ class Site:
             raise ConsilienceError(self._disagreement(examination.fingerprint))
         _, test = self._data
         if test is None:
-            return Marks(examples=0, point={}, marginal=None, reliability=None, marginal_reliability=None)
+            raise ConsilienceError("it holds no examples out")
         task = self._prepared(phases(self.method)[-1].algorithm, examination.precision)
         belief = to(unpack(records["belief"]), self.device)
         found = evaluate(task, belief, test.to(self.device), examination.samples)
