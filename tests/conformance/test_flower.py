@@ -16,7 +16,7 @@ from consilience.engines.flower.office import Office
 from consilience.engines.flower.roster import Roster
 from consilience.errors import ConfigError
 from consilience.records import leaves
-from engines.flower_grid import MemoryGrid
+from engines.flower_grid import MemoryGrid, unhurried
 
 CLIENTS = len(cases.SIZES)
 
@@ -32,10 +32,11 @@ def task(algorithm):
 
 
 @pytest.fixture
-def grid(monkeypatch):
+def grid():
     grid = MemoryGrid()
-    monkeypatch.setattr(apps, "Office", partial(Office, clock=grid.clock, sleep=grid.sleep))
-    return grid
+    with unhurried() as patch:
+        patch.setattr(apps, "Office", partial(Office, clock=grid.clock, sleep=grid.sleep))
+        yield grid
 
 
 def learn_at_sites(grid, algorithm, task, federation, folder, rounds=3):

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock  # which torch brings
 
 import consilience as cs
 from conformance import test_conformance as cases
 from consilience.records import leaves
+from engines.once import once
 
 PATIENCE = 300.0  # seconds; only a failure takes as long
 SICK, WHEN = 2, 2  # a client, of the second rank's clients in this round
@@ -71,17 +71,8 @@ def main(out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """What two ranks left behind. Processes of pytest-xdist share it: who comes first starts the ranks."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "conformance of ranks"
-    ended = folder / "ended.json"
-    with FileLock(f"{folder}.lock"):
-        if not ended.exists():
-            folder.mkdir()
-            ended.write_text(json.dumps(launched(folder)))
-    code, said = json.loads(ended.read_text())
-    assert code == 0, said
-    return folder
+    """What two ranks left behind."""
+    return once(tmp_path_factory, "conformance of ranks", launched)
 
 
 def launched(folder):

@@ -22,6 +22,7 @@ from consilience.engines.distributed import fingerprint
 from consilience.errors import ConfigError
 from consilience.records import leaves
 from engines import ranks
+from engines.once import once
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -49,11 +50,13 @@ def started(*command, **env):
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     """What two ranks left behind."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with started(*TORCHRUN, HERE / "ranks.py", folder) as process:
-        output, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, output + errors
-    return folder
+
+    def launch(folder):
+        with started(*TORCHRUN, HERE / "ranks.py", folder) as process:
+            output, errors = process.communicate(timeout=PATIENCE)
+        return process.returncode, output + errors
+
+    return once(tmp_path_factory, "ranks", launch)
 
 
 def found(out, name, rank):

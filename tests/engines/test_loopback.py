@@ -49,9 +49,9 @@ def test_two_sites_over_tls_with_keys_learn_what_the_simulator_learns(tmp_path):
         for site in SITES:
             federation.register(site, public[site])
             federation.node(site, states=str(tmp_path / site))
-        for name in METHODS:
-            ended = federation.run(APP, method=name, out=str(tmp_path / name))
-            assert ended == "finished:completed", federation.log("link").read_text()[-3000:]
+        runs = [federation.start(APP, method=name, out=str(tmp_path / name)) for name in METHODS]
+        for run in runs:  # side by side: most of their time they wait
+            assert federation.wait(run) == "finished:completed", federation.log("link").read_text()[-3000:]
     assert not processes_in(tmp_path / "net"), "something outlived the federation"
     for name, method in METHODS.items():
         done, saved = RunDirectory(tmp_path / name).latest()
