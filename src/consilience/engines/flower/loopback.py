@@ -138,7 +138,9 @@ class Loopback:
         return self.folder / "flwr" / name
 
     def _environment(self, name: str = "link") -> dict[str, str]:
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self._home(name))}
+        # Flower's commands start others by name: those of this environment, active or not.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self._home(name))}
 
 
 def _offspring(pid: int) -> list[int]:
