@@ -69,17 +69,17 @@ def describe(component: Any) -> Any:
     return component if isinstance(component, bool | int | float | str | None) else repr(component)
 
 
+def about(task: Task) -> dict[str, Any]:
+    """What a task is, but for its weights."""
+    noise = getattr(task, "noise", None)
+    return {"kind": task.kind, "parameters": task.size, "module": str(task.module), "noise": noise}
+
+
 def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, seed: int, precision: str) -> Any:
     """What must be the same for a run to be the same run."""
     return {
         "algorithm": describe(algorithm),
-        "task": {
-            "kind": task.kind,
-            "parameters": task.size,
-            "module": str(task.module),
-            "noise": getattr(task, "noise", None),
-            "weights": _crc(task.initial()),
-        },
+        "task": {**about(task), "weights": _crc(task.initial())},
         "augmentation": describe(task.augment),
         "federation": {
             "clients": len(federation),

@@ -33,6 +33,7 @@ from consilience.engines.flower.letters import (
     Bins,
     Dtype,
     Examination,
+    Failed,
     Introduction,
     Invitation,
     Marks,
@@ -42,7 +43,7 @@ from consilience.engines.flower.letters import (
     opened,
 )
 from consilience.engines.flower.office import INTRODUCTION, Office
-from consilience.engines.flower.post import Failed, Post
+from consilience.engines.flower.post import Post
 from consilience.engines.flower.roster import Roster
 from consilience.engines.flower.scores import credible, pooled
 from consilience.engines.flower.site import Site, fingerprint

@@ -24,6 +24,7 @@ from consilience.engines.flower.letters import (
     NOTHING,
     Answer,
     Examination,
+    Failed,
     Marks,
     Order,
     Token,
@@ -32,7 +33,6 @@ from consilience.engines.flower.letters import (
     sealed,
 )
 from consilience.engines.flower.office import Office
-from consilience.engines.flower.post import Failed
 from consilience.engines.flower.roster import Roster
 from consilience.engines.flower.scores import credible, pooled
 from consilience.engines.plan import Plan
@@ -259,8 +259,6 @@ class Correspondence(Session):
     def _share(self, client: int, content: RecordDict | Failed, round: int) -> Share:
         """A site's answer, checked."""
         try:
-            if isinstance(content, Failed):
-                raise RecordError(content)
             answer, records = opened(content, Answer)
             if answer.kind != "done":
                 if answer.kind == "lost":
@@ -296,8 +294,6 @@ class Correspondence(Session):
             "evaluate", dict.fromkeys(held_out, content), self._office.manners.timeout
         ):
             try:
-                if isinstance(answer, Failed):
-                    raise RecordError(answer)
                 marks[name] = credible(opened(answer, Marks)[0], like, held_out[name])
             except RecordError as error:
                 log.warning("%r has not scored the model: %s", name, error)

@@ -14,7 +14,8 @@ from consilience.records import Tree
 
 class Elsewhere(States):
     """States that clients keep on their own disks. The server knows the token of the work that each client's state
-    came from, and, of methods whose states can be followed, a mirror of the states themselves."""
+    came from, and, of methods whose states can be followed, a mirror of the states themselves: what is gathered here,
+    else fresh ones."""
 
     def __init__(self, mirror: States, clients: int, kept: deque[Tensor]) -> None:
         super().__init__(mirror._fresh, mirror.device)
@@ -33,19 +34,11 @@ class Elsewhere(States):
         """A client's update was taken: its new state is the one of `token`, here mirrored if it is known."""
         self.tokens[client] = torch.tensor(token)
         if state is not None:
-            self._mirror.commit(torch.tensor([client]), state, round)
+            self.commit(torch.tensor([client]), state, round)
 
     def send_again(self, client: int, state: Tree, round: int) -> None:
         """A client has lost its state, and will be sent this one."""
         self.accept(client, NOTHING, state, round)
-
-    def gather(self, ids: Tensor) -> Tree:
-        """The mirror's, or fresh ones."""
-        return self._mirror.gather(ids)
-
-    def commit(self, ids: Tensor, states: Tree, round: int) -> None:
-        """Only a site can make a state."""
-        raise NotImplementedError
 
     def __contains__(self, client: int) -> bool:
         return client in self._mirror

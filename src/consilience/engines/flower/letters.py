@@ -27,6 +27,10 @@ class Token(NamedTuple):
 NOTHING = Token(0, 0)
 
 
+class Failed(str):
+    """What went wrong with a letter, in words."""
+
+
 class Facts(BaseModel):
     """Plain data that others send: nobody vouches for it, so every field is checked."""
 
@@ -119,8 +123,10 @@ def sealed(content: RecordDict) -> dict[str, bytes]:
     return {name: record["record"].data for name, record in content.array_records.items()}
 
 
-def opened(content: RecordDict, kind: type[F]) -> tuple[F, dict[str, bytes]]:
+def opened(content: RecordDict | Failed, kind: type[F]) -> tuple[F, dict[str, bytes]]:
     """(facts, packed records) of a letter of this kind; whatever else it may be is a RecordError."""
+    if isinstance(content, Failed):
+        raise RecordError(content)
     try:
         facts = kind.model_validate_json(str(content.config_records["facts"]["json"]))
         return facts, sealed(content)

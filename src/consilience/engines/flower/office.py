@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from consilience.engines.flower.letters import Introduction, Invitation, letter, opened
-from consilience.engines.flower.post import Failed, Node, Post
+from consilience.engines.flower.letters import Failed, Introduction, Invitation, letter, opened
+from consilience.engines.flower.post import Node, Post
 from consilience.errors import ConfigError, ConsilienceError, RecordError
 
 log = logging.getLogger("consilience")
@@ -156,8 +156,6 @@ class Office:
     def _welcome(self, node: Node, content: RecordDict | Failed) -> None:
         self._unknown.discard(node)
         try:
-            if isinstance(content, Failed):
-                raise RecordError(content)
             site, _ = opened(content, Introduction)
         except RecordError as error:
             log.warning("node %d does not say who it is: %s", node.id, error)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from consilience.engines.flower.letters import Failed
+
 
 @dataclass(frozen=True)
 class Node:
@@ -18,10 +20,6 @@ class Node:
     id: int
     since: str
     name: str = ""
-
-
-class Failed(str):
-    """What went wrong with a letter, in words."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
-from consilience.checkpoint import describe
+from consilience.checkpoint import about, describe
 from consilience.cohort import Cohort
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
@@ -39,8 +39,7 @@ from consilience.task import Task
 def fingerprint(method: Method, task: Task) -> str:
     """What server and sites must agree on: the method with its settings, and the network. Not its weights, which
     travel."""
-    who = {"method": describe(method), "kind": task.kind, "parameters": task.size, "module": str(task.module)}
-    who |= {"augmentation": describe(task.augment), "noise": getattr(task, "noise", None)}
+    who = {"method": describe(method), **about(task), "augmentation": describe(task.augment)}
     return hashlib.sha256(json.dumps(who, sort_keys=True).encode()).hexdigest()[:16]
 
 
