@@ -71,8 +71,7 @@ def describe(component: Any) -> Any:
 
 def about(task: Task) -> dict[str, Any]:
     """What a task is, but for its weights."""
-    noise = getattr(task, "noise", None)
-    return {"kind": task.kind, "parameters": task.size, "module": str(task.module), "noise": noise}
+    return {"kind": task.kind, "parameters": task.size, "module": str(task.module), **task.settings()}
 
 
 def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, seed: int, precision: str) -> Any:

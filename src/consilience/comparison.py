@@ -30,6 +30,7 @@ from consilience.files import write_atomically
 from consilience.metrics import MARGINAL, direction, rounds_to, spread
 from consilience.progress import Runs
 from consilience.report.panels import Panels
+from consilience.report.pictures import Pictures
 from consilience.report.reading import RunFiles
 from consilience.report.text import plural
 from consilience.runs import Run
@@ -79,7 +80,7 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     per_client: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
-    figures: list[Panels] = field(default_factory=list)
+    figures: Sequence[Panels | Pictures] = field(default_factory=list)
     over: str = "seeds"
     scores: list[dict[str, Any]] = field(default_factory=list)
     paired: list[dict[str, Any]] = field(default_factory=list)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from consilience.adversarial import Adversarial
 from consilience.beliefs import Belief, Mixture, draws
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
@@ -18,12 +19,15 @@ from consilience.display import table
 from consilience.errors import TaskError
 from consilience.gaussian import Gaussian
 from consilience.metrics import auroc, entropy, reliability
+from consilience.metrics.generative import pixels
 from consilience.report import text
+from consilience.report.generated import cells, image_samples, point_samples
 from consilience.task import Task
 
 ENTROPY_BINS, WEIGHT_BINS = 20, 30
 MAX_TENSORS = 12  # whose weights are summarised one by one
 EXAMPLES = 8  # weights that stand for all
+SHOWN, GRID = 500, 60  # examples beside generated ones, at most; points of a map on a side
 RANKED = 1_000_000  # weights, about, that the range of a histogram is taken from
 
 
@@ -68,6 +72,8 @@ class Evaluation:
     marginal_entropy: Entropies | None = field(default=None, compare=False)
     outside: str | None = None
     belief: str = ""
+    samples: dict[str, Any] | None = field(default=None, compare=False)
+    """What generators made, as the report draws it."""
 
     def __repr__(self) -> str:
         parts = [in_words(self.point), f"marginal {in_words(self.marginal)}" if self.marginal else ""]
@@ -98,6 +104,7 @@ class Evaluation:
             "marginal": marginal,
             "outside": self.outside,
             "clients": self.clients,
+            "samples": self.samples,
         }
 
 
@@ -158,6 +165,8 @@ def evaluate(
     """Score a belief on test data. For a Federation, `belief` may be a function of the client, and every client's
     examples are predicted by its own belief; the overall scores then pool all predictions. Examples of another kind,
     `outside`, are dealt to the clients in turn; their labels are not looked at."""
+    if isinstance(task, Adversarial):
+        return _judged(task, belief, test, samples)
     if outside is not None:
         check_unlabelled(task, outside)
     if isinstance(test, Dataset):
@@ -199,6 +208,48 @@ def evaluate(
     whole = torch.cat(averaged)
     scores, bins = _score(task, whole, everything)
     return replace(found, marginal=scores, marginal_reliability=bins, marginal_entropy=entropies(whole, samples))
+
+
+def generated(task: Adversarial, beliefs: Sequence[Belief], count: int, samples: int = 0, seed: int = 0) -> Tensor:
+    """`count` examples of the generators of one or more beliefs, as many of each, in turn."""
+    networks = torch.cat([draws(belief, samples).theta for belief in beliefs])
+    each = -(-count // len(networks))
+    made = [task.generate(theta, each, seed + number) for number, theta in enumerate(networks)]
+    return torch.stack(made, 1).flatten(0, 1)[:count]
+
+
+def _judged(
+    task: Adversarial, belief: Belief | Callable[[int], Belief], test: Dataset | Federation, samples: int
+) -> Evaluation:
+    """What a task's judges say of examples like those of `test`; clients' own generators are judged together."""
+    data = test if isinstance(test, Dataset) else test.data
+    beliefs = [belief(c) for c in range(len(test))] if callable(belief) else [belief]
+    count = max(64, *(judge.count for judge in task.judges), 0)
+
+    def scores(samples: int) -> tuple[dict[str, float], Tensor]:
+        made = generated(task, beliefs, count, samples)
+        return {k: v for judge in task.judges for k, v in judge(made[: judge.count], data).items()}, made
+
+    point, made = scores(0)
+    marginal = scores(samples)[0] if samples and all(isinstance(b, Gaussian) for b in beliefs) else None
+    shown = _shown(task, beliefs[0], data, made)
+    return Evaluation(point, marginal, [], None, None, belief=type(beliefs[0]).__name__, samples=shown)
+
+
+def _shown(task: Adversarial, belief: Belief, data: Dataset, made: Tensor) -> dict[str, Any] | None:
+    """Some of what was made beside real examples: images, or points in the plane with the discriminator's scores."""
+    some = torch.linspace(0, len(data) - 1, min(SHOWN, len(data))).long()
+    real = data.inputs(some.to(data.x.device), task.dtype)
+    if data.scale is not None and made.dim() == 4 and made.shape[1] in (1, 3):
+        return image_samples(*(pixels(x.cpu(), data.to("cpu")) / 255 for x in (made, real)))
+    if made.shape[1:] != (2,):
+        return None
+    low, high = real.min(0).values, real.max(0).values
+    room = 0.2 * (high - low)
+    low, high = low - room, high + room
+    box = low.tolist(), high.tolist()
+    scores = task.predict(draws(belief, 0).theta[0], cells(*box, GRID).to(task.device, task.dtype))
+    return point_samples(made.cpu(), real.cpu(), *box, scores.view(GRID, GRID).cpu())
 
 
 def _dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int) -> Tensor:

@@ -40,21 +40,26 @@ def mix(x: Tensor) -> Tensor:
 
 def key(seed: int, *, purpose: str, round: int = 0, client: int | Tensor = 0) -> Tensor:
     """The key of a purpose; a tensor of clients gives a tensor of keys."""
-    parts = (_signed(seed), zlib.crc32(purpose.encode()), round, client)
+    parts = (_signed(seed), word(purpose), round, client)
     result = torch.zeros((), dtype=torch.int64)
     for part in parts:
         result = mix(result ^ mix(torch.as_tensor(part, dtype=torch.int64)))
     return result
 
 
-def fold(key: Tensor, purpose: str) -> Tensor:
+def word(purpose: str) -> int:
+    """A purpose as a number, for `fold` inside code that is compiled: there, words cannot be hashed."""
+    return zlib.crc32(purpose.encode())
+
+
+def fold(key: Tensor, purpose: str | int) -> Tensor:
     """A further key for a purpose inside a purpose."""
-    return mix(key ^ zlib.crc32(purpose.encode()))
+    return mix(key ^ (word(purpose) if isinstance(purpose, str) else purpose))
 
 
 def folds(key: Tensor, purposes: Sequence[str]) -> Tensor:
     """[..., purposes]: `fold` for several purposes at once."""
-    hashes = torch.tensor([zlib.crc32(purpose.encode()) for purpose in purposes], device=key.device)
+    hashes = torch.tensor([word(purpose) for purpose in purposes], device=key.device)
     return mix(key.unsqueeze(-1) ^ hashes)
 
 
@@ -69,6 +74,14 @@ def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tens
     """[..., count] uniform numbers in [0, 1) for keys [...], of as many random bits as `dtype` can hold."""
     width = _DIGITS[dtype]
     return _shift(bits(key, count), 64 - width).to(dtype) * 2.0**-width
+
+
+def standard(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """[..., count] standard normal numbers for keys [...], by inverting their distribution function: for few numbers
+    inside a loss, where `normal` and its generators cannot go. They reach as far as `dtype` has digits."""
+    tiny = torch.finfo(dtype).eps
+    drawn: Tensor = 2**0.5 * torch.erfinv((2 * uniform(key, count, dtype) - 1).clamp(tiny - 1, 1 - tiny))
+    return drawn
 
 
 def permutations(key: Tensor, sizes: Tensor, width: int) -> Tensor:

@@ -133,14 +133,62 @@ class MatmulConv2d(nn.Module):
         return out.reshape(-1, rows, columns, kernel.shape[1]).permute(0, 3, 1, 2)
 
 
+class MatmulConvTranspose2d(nn.Module):
+    """The same transposed convolution (kernel 4, stride 2, padding 1) as a matrix product, as in `MatmulConv2d`.
+
+    The product gives every pixel 16 numbers a channel, one for each tap of the kernel; tap t of row p belongs to row
+    2p − 1 + t of the result. So row 2p is tap 1 of p plus tap 3 of p − 1, row 2p + 1 is tap 2 of p plus tap 0 of p + 1,
+    and columns likewise: shifts and sums, which the compiler fuses.
+    """
+
+    def __init__(self, layer: nn.ConvTranspose2d) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+
+    @staticmethod
+    def can_replace(layer: nn.Module) -> bool:
+        """Ungrouped ones that double height and width with a 4×4 kernel."""
+        return (
+            type(layer) is nn.ConvTranspose2d
+            and layer.groups == 1
+            and (layer.kernel_size, layer.stride, layer.padding) == ((4, 4), (2, 2), (1, 1))
+            and (layer.dilation, layer.output_padding) == ((1, 1), (0, 0))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] to [B, C', 2H, 2W]."""
+        pixels, kernel = x.permute(0, 2, 3, 1), self.weight.permute(0, 2, 3, 1)
+        taps = (pixels.flatten(0, 2) @ kernel.flatten(1)).reshape(*pixels.shape[:3], *kernel.shape[1:])
+        out = _doubled(_doubled(taps, 1), 2)
+        return (out if self.bias is None else out + self.bias).permute(0, 3, 1, 2)
+
+
+def _doubled(taps: Tensor, axis: int) -> Tensor:
+    """The four taps (dimension 3) of n pixels along `axis` added up to 2n pixels."""
+    t0, t1, t2, t3 = taps.unbind(3)
+    others = taps.shape[axis] - 1
+    border = torch.zeros_like(t0.narrow(axis, 0, 1))
+    even = t1 + torch.cat([border, t3.narrow(axis, 0, others)], axis)
+    odd = t2 + torch.cat([t0.narrow(axis, 1, others), border], axis)
+    return torch.stack([even, odd], axis + 1).flatten(axis, axis + 1)
+
+
+def _as_product(layer: nn.Module) -> nn.Module | None:
+    if MatmulConv2d.can_replace(layer):
+        return MatmulConv2d(layer)  # type: ignore[arg-type]
+    if MatmulConvTranspose2d.can_replace(layer):
+        return MatmulConvTranspose2d(layer)  # type: ignore[arg-type]
+    return None
+
+
 def use_matmul_convolutions(module: nn.Module) -> nn.Module:
     """The module with every convolution that has one in its matrix form; changed in place."""
-    if MatmulConv2d.can_replace(module):
-        return MatmulConv2d(module)  # type: ignore[arg-type]
+    if (product := _as_product(module)) is not None:
+        return product
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            if MatmulConv2d.can_replace(child):
-                setattr(parent, name, MatmulConv2d(child))  # type: ignore[arg-type]
+            if (product := _as_product(child)) is not None:
+                setattr(parent, name, product)
     return module
 
 

@@ -260,7 +260,9 @@ class Loop:
             self.run.server = share.server
         if share.accepted:
             with guards.watch() as acted:
-                self.run.server = self.run.algorithm.fuse(self.run.server, share.update)
+                fused = self.run.algorithm.fuse(self.run.server, share.update)
+                key = keys.key(self.seed, purpose="server", round=number)
+                self.run.server = self.run.algorithm.advance(self.run.task, fused, key.to(self.run.task.device))
             for name, count in acted.items():
                 share.guards[name] = share.guards.get(name, 0) + int(count)
         line = self._line(number, share, down, time.perf_counter() - start)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from consilience.adversarial import Adversarial
 from consilience.algorithms.base import Algorithm
 from consilience.beliefs import Belief, draws
 from consilience.checkpoint import RunDirectory, describe
@@ -18,7 +19,8 @@ from consilience.data.federation import Federation
 from consilience.display import summary, summary_table
 from consilience.engines.plan import Plan
 from consilience.engines.states import States
-from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, each, evaluate, uncertainty
+from consilience.errors import TaskError
+from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, each, evaluate, generated, uncertainty
 from consilience.records import Tree, rows, to
 from consilience.report.reading import RunFiles
 from consilience.task import Task
@@ -108,6 +110,13 @@ class Run:
         """Predictions for model inputs x [N, ...]; averaged over `samples` draws of the posterior, if it has one."""
         networks = draws(self.posterior, samples)
         return networks.combine(each(self.network, networks, x))
+
+    def sample(self, count: int, seed: int = 0, samples: int = 0) -> Tensor:
+        """`count` examples of an `Adversarial` run's generators, in model units; of `samples` draws of the posterior in
+        turn, if it has one."""
+        if not isinstance(self.network, Adversarial):
+            raise TaskError(f"only generators make examples: the task is {self.task.kind}")
+        return generated(self.network, [self.posterior], count, samples, seed)
 
     def evaluate(self, test: Dataset | Federation, samples: int = 10, outside: Dataset | None = None) -> Evaluation:
         """Scores on test data; for a Federation of the same clients, every client by its own belief. Of examples of

@@ -131,6 +131,15 @@ class Task(ABC):
         """Raise a DataError when the targets cannot be what this output predicts."""
 
     @property
+    def pace(self) -> Tensor | None:
+        """How long steps are, parameter by parameter [P], in units of the optimiser's; None if they are all alike."""
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """What a task is beside its kind and its module, as plain data: a run must be resumed with the same."""
+        return {}
+
+    @property
     def size(self) -> int:
         """P, the number of parameters of all parts."""
         return sum(sum(part.sizes) for part in self._parts.values())
@@ -139,6 +148,10 @@ class Task(ABC):
     def module(self) -> nn.Module:
         """The user's network (a copy, with its first weights)."""
         return self._parts[MAIN].module
+
+    def part(self, name: str) -> nn.Module:
+        """The network of a part, with its first weights."""
+        return self._parts[name].module
 
     @property
     def names(self) -> list[str]:
@@ -176,10 +189,11 @@ class Task(ABC):
         return slice(start, start + part.sizes[part.names.index(parameter)])
 
     def split(self, theta: Tensor) -> dict[str, Tensor]:
-        """The flat vector in its parts, by name, each of which may stand for the whole in `call_one`. One split makes
-        the gradient one concatenation; a part cut out at every use would make it a sum of vectors full of zeros."""
-        sizes = [sum(part.sizes) for part in self._parts.values()]
-        return dict(zip(self._parts, theta.split_with_sizes(sizes), strict=True))
+        """The flat vector, which may end after any part, in its parts by name, each of which may stand for the whole in
+        `call_one`. One split makes the gradient one concatenation; a part cut out at every use would make it a sum of
+        vectors full of zeros."""
+        found = {name: part for name, part in self._parts.items() if part.slice.stop <= len(theta)}
+        return dict(zip(found, theta.split_with_sizes([sum(part.sizes) for part in found.values()]), strict=True))
 
     def _changed(self) -> Self:
         new = copy.copy(self)
@@ -398,15 +412,17 @@ class Regression(Task):
             raise TaskError(f"noise is a standard deviation and must be positive, got {noise}")
         self.noise = noise
 
+    def settings(self) -> dict[str, Any]:
+        """The noise."""
+        return {"noise": self.noise}
+
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Half the squared error in units of the noise."""
         return 0.5 * ((output - y) / self.noise).square().reshape(len(output), -1).sum(-1)
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         """The prediction plus noise."""
-        u = keys.uniform(key, output.numel(), output.dtype).view(output.shape)
-        tiny = torch.finfo(output.dtype).eps
-        return output + self.noise * 2**0.5 * torch.erfinv((2 * u - 1).clamp(tiny - 1, 1 - tiny))
+        return output + self.noise * keys.standard(key, output.numel(), output.dtype).view(output.shape)
 
     def predictive(self, output: Tensor) -> Tensor:
         """The regression itself."""

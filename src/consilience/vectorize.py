@@ -67,6 +67,11 @@ class Cohorts:
         self.graphs: dict[Any, Callable[..., Any]] = {}
         self.fillers: dict[tuple[int, int], Tensor] = {}
 
+    @property
+    def pace(self) -> Tensor | None:
+        """What the task says of the length of steps."""
+        return self.task.pace
+
     def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
         """Own arguments have the client axis, shared ones do not."""
         k = len(tree_leaves(own)[0])

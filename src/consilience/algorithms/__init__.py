@@ -2,13 +2,18 @@
 
 from consilience.algorithms.adf import ADF
 from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.bayesgan import BayesGAN
 from consilience.algorithms.downpour import Downpour
 from consilience.algorithms.ensemble import Ensemble
+from consilience.algorithms.epgan import EPGAN
+from consilience.algorithms.f2a import F2A
 from consilience.algorithms.fedavg import FedAvg
+from consilience.algorithms.fedavg_gan import FedAvgGAN
 from consilience.algorithms.fedbe import FedBE
 from consilience.algorithms.feddc import FedDC
 from consilience.algorithms.feddyn import FedDyn
 from consilience.algorithms.fedep import FedEP
+from consilience.algorithms.fedgan import FedGAN
 from consilience.algorithms.fedla import FedLA
 from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fednp import FedNP
@@ -19,6 +24,7 @@ from consilience.algorithms.fedsgd import FedSGD
 from consilience.algorithms.moon import MOON
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.private import Private
+from consilience.algorithms.probgan import ProbGAN
 from consilience.algorithms.references import LocalOnly, Pooled
 from consilience.algorithms.robust import Krum, Median, Robust, Rule, TrimmedMean
 from consilience.algorithms.safl import SAFL
@@ -27,18 +33,23 @@ from consilience.algorithms.switch import Switch
 
 __all__ = [
     "ADF",
+    "EPGAN",
+    "F2A",
     "MOON",
     "PFNM",
     "SAFL",
     "SCAFFOLD",
     "Algorithm",
+    "BayesGAN",
     "Downpour",
     "Ensemble",
     "FedAvg",
+    "FedAvgGAN",
     "FedBE",
     "FedDC",
     "FedDyn",
     "FedEP",
+    "FedGAN",
     "FedLA",
     "FedNP",
     "FedNova",
@@ -52,6 +63,7 @@ __all__ = [
     "Median",
     "Pooled",
     "Private",
+    "ProbGAN",
     "Robust",
     "Rule",
     "Switch",

@@ -29,7 +29,7 @@ class Algorithm(ABC):
 
     `local` is written for a cohort: leaves of `state`, of the update and of an `Addressed` message's `own` have a
     leading client axis K. The engine sums updates over clients (`additive`) or, for methods that must see them one
-    by one, hands them to `fuse` stacked in the order of client ids.
+    by one, hands them to `fuse` stacked in the order of client ids. `task` is what `adapt` returned.
     """
 
     additive: ClassVar[bool] = True
@@ -48,10 +48,10 @@ class Algorithm(ABC):
         return federation
 
     @abstractmethod
-    def start(self, task: Task, info: Info) -> Tree:
+    def start(self, task: Any, info: Info) -> Tree:
         """The server's state before the first round."""
 
-    def client(self, task: Task, info: Info, n: Tensor) -> Tree:
+    def client(self, task: Any, info: Info, n: Tensor) -> Tree:
         """Clients' states before they first take part, for n [K, 1] examples; None for a stateless method."""
         return None
 
@@ -60,7 +60,7 @@ class Algorithm(ABC):
         return server
 
     @abstractmethod
-    def local(self, task: Task, message: Any, state: Any, cohort: Cohort) -> tuple[Tree, Tree]:
+    def local(self, task: Any, message: Any, state: Any, cohort: Cohort) -> tuple[Tree, Tree]:
         """A cohort's work: (update, new state)."""
 
     def follow(self, state: Any, update: Any) -> Tree:
@@ -77,6 +77,11 @@ class Algorithm(ABC):
     @abstractmethod
     def fuse(self, server: Any, update: Any) -> Tree:
         """The server's state after a round, from the sum of the updates (or all of them, if not additive)."""
+
+    def advance(self, task: Any, server: Any, key: Tensor) -> Tree:
+        """The server's state after what it does on its own once a round's updates are fused, with nobody's data; `key`
+        is its randomness."""
+        return server
 
     @abstractmethod
     def posterior(self, server: Any) -> Belief:

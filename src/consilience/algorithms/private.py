@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -84,6 +85,10 @@ class Private(Wrapping):
     def inner(self, server: PrivateServer) -> Tree:
         """The method's own server."""
         return server.method
+
+    def around(self, server: PrivateServer, inner: Tree) -> PrivateServer:
+        """With the same key and count."""
+        return replace(server, method=inner)
 
     def start(self, task: Task, info: Info) -> PrivateServer:
         """The method's, and a key."""

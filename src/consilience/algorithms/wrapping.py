@@ -37,6 +37,10 @@ class Wrapping(Algorithm):
         """The state of the method's own server."""
         return server
 
+    def around(self, server: Any, inner: Tree) -> Tree:
+        """The server with another state of the method's own."""
+        return inner
+
     def adapt(self, task: Task) -> Task:
         """The method's."""
         return self.method.adapt(task)
@@ -60,6 +64,10 @@ class Wrapping(Algorithm):
     def local(self, task: Task, message: Any, state: Any, cohort: Cohort) -> tuple[Tree, Tree]:
         """The method's."""
         return self.method.local(task, message, state, cohort)
+
+    def advance(self, task: Task, server: Any, key: Tensor) -> Tree:
+        """The method's."""
+        return self.around(server, self.method.advance(task, self.inner(server), key))
 
     def posterior(self, server: Any) -> Belief:
         """The method's."""

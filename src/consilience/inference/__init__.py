@@ -1,6 +1,6 @@
 """What a client does with its data: chains that move its weights, and what it then believes of them."""
 
-from consilience.inference.chains import SGD, SGHMC, SGLD, AMSGrad, Chain, RMSprop
+from consilience.inference.chains import SGD, SGHMC, SGLD, AMSGrad, Chain, ClientAdam, RMSprop
 from consilience.inference.laplace import Laplace
 from consilience.inference.mcmc import MCMC
 from consilience.inference.newton import Newton
@@ -17,6 +17,7 @@ __all__ = [
     "SGLD",
     "AMSGrad",
     "Chain",
+    "ClientAdam",
     "Cosine",
     "Identity",
     "Laplace",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +24,7 @@ from consilience.records import rows
 Noise = Callable[[], Tensor]
 Memory = tuple[Tensor, ...]
 Pace = float | Tensor
+Look = Callable[[int, int, Tensor], None]  # after a step: (its number in the round, k, θ [k, P]), which it may change
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Chain(ABC):
     Nearly every local objective in this field is the data loss plus the energy of a Gaussian: `prior`. The loss is a
     mean over examples, so a prior on the scale of a client's n examples enters as its n-th root. A stiff prior cannot
     be followed with steps longer than 1/Λ: where lr · Λ > 1 (diagonal or scalar Λ) slopes are divided by it.
-    A `schedule` changes the step size while the run goes on; without one it is lr throughout.
+    A `schedule` changes the step size while the run goes on; without one it is lr throughout. A task may have a `pace`,
+    parameter by parameter. With `longest` an epoch ends after so many batches.
     """
 
     ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}
@@ -40,15 +44,17 @@ class Chain(ABC):
     batch: int = 20
     weight_decay: float = 0.0
     schedule: Schedule | None = None
+    longest: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, low in {"lr": 0, "epochs": 1, "batch": 1, "weight_decay": 0}.items():
-            if not getattr(self, name) >= low:  # nan included
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        for name, low in {"lr": 0, "epochs": 1, "batch": 1, "weight_decay": 0, "longest": 1}.items():
+            value = getattr(self, name)
+            if value is not None and not value >= low:  # nan included
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
 
     @abstractmethod
     def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
-        """One step of θ [k, P] and of the memory, in place, with the step size lr, one for all or [k, 1]. `slope` is
+        """One step of θ [k, P] and of the memory, in place, with steps lr: one for all, [k, 1] or [k, P]. `slope` is
         fresh and may be changed; n [k, 1] are examples, noise() is N(0, 1) [k, P]."""
 
     def pace(self, cohort: Cohort, epoch: int, step: int, k: int) -> Pace:
@@ -66,7 +72,7 @@ class Chain(ABC):
 
     def batches(self, n: Tensor) -> Tensor:
         """How many steps an epoch has for clients with n examples."""
-        return (n.double() / self.batch).ceil()
+        return (n.double() / self.batch).ceil().clamp_max(math.inf if self.longest is None else self.longest)
 
     def steps(self, cohort: Cohort) -> Tensor:
         """How many steps clients take in a round, [K, 1]."""
@@ -97,26 +103,29 @@ class Chain(ABC):
         prior: Gaussian | None = None,
         shared: tuple[Any, ...] = (),
         average: bool = False,
+        look: Look | None = None,
     ) -> Iterator[Tensor]:
         """After every epoch the parameters [K, P] of every client, from θ [P] or [K, P]: the last ones, or the mean
-        over the epoch's steps if `average`. `own` and `prior` are cut to the clients that still have a batch. The same
-        tensor is yielded every time: copy what must last."""
+        over the epoch's steps if `average`. `own` and `prior` are cut to the clients that still have a batch; `look` is
+        called after every step. The same tensor is yielded every time: copy what must last."""
         theta = theta.expand(len(cohort), -1).clone()
-        memory = self.memory(theta)
-        loss, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(2))
+        memory, taken, relative = self.memory(theta), 0, getattr(gradient, "pace", None)
+        loss, seen, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(3))
         total = torch.zeros_like(theta) if average else theta
         stiff, decay = _stiffness(prior, self.lr), theta.new_full((1,), self.weight_decay)
         if prior is not None and self.weight_decay:
             prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
         for epoch in range(self.epochs):
             loss.zero_()
+            seen.zero_()
             if average:
                 total.zero_()
                 steps.zero_()
-            for step, (k, batch) in enumerate(cohort.epoch(epoch, self.batch)):
+            for step, (k, batch) in enumerate(islice(cohort.epoch(epoch, self.batch), self.longest)):
                 now = theta[:k]
                 g, value = gradient(now, batch, *rows(own, slice(k)), shared=shared)
                 loss[:k] += value * batch.w.sum(1)
+                seen[:k] += batch.w.sum(1)
                 if prior is not None:
                     g = prior.first(k).pull(g, now)
                 elif self.weight_decay:
@@ -125,11 +134,15 @@ class Chain(ABC):
                     g = g / (stiff[:k] if stiff.dim() > 1 else stiff)
                 noise = partial(cohort.noise, k, theta.shape[1], tag=f"chain {epoch} {step}")
                 pace = self.pace(cohort, epoch, step, k)
+                pace = pace if relative is None else pace * relative[: theta.shape[1]]
                 self.move(now, tuple(part[:k] for part in memory), g, cohort.n[:k], noise, pace)
+                if look is not None:
+                    look(taken, k, now)
+                taken += 1
                 if average:
                     total[:k] += now
                     steps[:k] += 1
-            cohort.note(loss=loss / cohort.n[:, 0])
+            cohort.note(loss=loss / seen.clamp_min(1))
             yield total.div_(steps.clamp_min(1).unsqueeze(1)) if average else theta
 
     def __call__(
@@ -185,32 +198,53 @@ class AMSGrad(Chain):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
-        if not self.eps > 0:
-            raise ConfigError(f"eps must be positive, got {self.eps}")
+        _check_adam(self.beta1, self.beta2, self.eps)
 
     def memory(self, theta: Tensor) -> Memory:
-        """m, v, u, and t [K, 1]: clients with more batches are further on. In float32, 1 − β₂ᵗ would lose digits."""
-        steps = torch.zeros(len(theta), 1, dtype=torch.float64, device=theta.device)
-        return torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros_like(theta), steps
+        """m, v, u, and t [K, 1]."""
+        return torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros_like(theta), _no_steps(theta)
 
     def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
         """Down the mean of slopes, in units of the largest that they were."""
         first, second, largest, steps = memory
-        steps += 1
-        rest1, rest2 = (1 - beta**steps for beta in (self.beta1, self.beta2))
-        first.lerp_(slope, 1 - self.beta1)
-        second.mul_(self.beta2).addcmul_(slope, slope, value=1 - self.beta2)
+        rest = _moments(first, second, steps, slope, self.beta1, self.beta2)
         torch.maximum(largest, second, out=largest)
-        # m̂ / (√û + eps) is m over (1 − β₁ᵗ)(√û + eps), which is written into the slope: it has done its work.
-        scale, floor = (rest1 / rest2.sqrt()).to(theta.dtype), (rest1 * self.eps).to(theta.dtype)
-        below = torch.sqrt(largest, out=slope).mul_(scale).add_(floor)
-        if isinstance(lr, Tensor):
-            theta.sub_(lr * first / below)
-        else:
-            theta.addcdiv_(first, below, value=-lr)
+        _adam_step(theta, first, largest, rest, slope, lr, self.eps)
+
+
+@dataclass(frozen=True)
+class ClientAdam(Chain):
+    """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², θ ← θ − lr · m̂ / (√v̂ + eps) (Kingma & Ba, 2015), with m = v = 0 at
+    the start of each round; as a server optimiser it is `Adam`.
+
+    `noise` is the deviation of what is added to every g at random. Some codes of Bayesian GANs sample so, by a loss
+    0.03 Σ θ ξ with ξ ~ N(0, 0.02²), noise = 6e-4. It shakes weights that have small slopes and is no sampler of a known
+    distribution: Adam divides by the noise, too."""
+
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-5, 3e-2)}
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_adam(self.beta1, self.beta2, self.eps)
+        if not self.noise >= 0:
+            raise ConfigError(f"noise is a standard deviation and must not be negative, got {self.noise}")
+
+    def memory(self, theta: Tensor) -> Memory:
+        """m, v, and t [K, 1]."""
+        return torch.zeros_like(theta), torch.zeros_like(theta), _no_steps(theta)
+
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+        """Down the mean of slopes, in units of their usual size."""
+        first, second, steps = memory
+        if self.noise:
+            slope.add_(noise(), alpha=self.noise)
+        rest = _moments(first, second, steps, slope, self.beta1, self.beta2)
+        _adam_step(theta, first, second, rest, slope, lr, self.eps)
 
 
 @dataclass(frozen=True)
@@ -283,6 +317,42 @@ class SGHMC(Chain):
         shake = (2 * self.friction * lr * self.temperature / n).sqrt() * noise()
         _descend(velocity.mul_(1 - self.friction), slope, lr).add_(shake)
         theta.add_(velocity)
+
+
+def _check_adam(beta1: float, beta2: float, eps: float) -> None:
+    for name, value in {"beta1": beta1, "beta2": beta2}.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} must lie in [0, 1), got {value}")
+    if not eps > 0:
+        raise ConfigError(f"eps must be positive, got {eps}")
+
+
+def _no_steps(theta: Tensor) -> Tensor:
+    """t [K, 1]: clients with more batches are further on. In float32, 1 − β₂ᵗ would lose digits."""
+    return torch.zeros(len(theta), 1, dtype=torch.float64, device=theta.device)
+
+
+def _moments(
+    first: Tensor, second: Tensor, steps: Tensor, slope: Tensor, beta1: float, beta2: float
+) -> tuple[Tensor, Tensor]:
+    """Running means of slopes and of their squares, in place; what they lack of 1 at step t: 1 − β₁ᵗ, 1 − β₂ᵗ."""
+    steps += 1
+    first.lerp_(slope, 1 - beta1)
+    second.mul_(beta2).addcmul_(slope, slope, value=1 - beta2)
+    return 1 - beta1**steps, 1 - beta2**steps
+
+
+def _adam_step(
+    theta: Tensor, first: Tensor, second: Tensor, rest: tuple[Tensor, Tensor], slope: Tensor, lr: Pace, eps: float
+) -> None:
+    """θ − lr · m̂ / (√v̂ + eps), in place. That is m over (1 − β₁ᵗ)(√v̂ + eps), which is written into the slope: it has
+    done its work."""
+    scale, floor = (rest[0] / rest[1].sqrt()).to(theta.dtype), (rest[0] * eps).to(theta.dtype)
+    below = torch.sqrt(second, out=slope).mul_(scale).add_(floor)
+    if isinstance(lr, Tensor):
+        theta.sub_(lr * first / below)
+    else:
+        theta.addcdiv_(first, below, value=-lr)
 
 
 def _descend(value: Tensor, slope: Tensor, lr: Pace) -> Tensor:

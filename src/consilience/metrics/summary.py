@@ -10,7 +10,9 @@ from consilience.errors import DataError
 
 MARGINAL = " (marginal)"  # ends the names of scores of the posterior average
 _UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "ap"}
+_UP |= {"modes", "classes", "good_share", "classifier_score"}
 _DOWN = {"loss", "nll", "ece", "brier", "mse", "rmse", "mae", "error", "wer", "cer", "fid", "perplexity"}
+_DOWN |= {"classifier_distance"}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
@@ -41,6 +43,7 @@ def rounds_to(curve: Sequence[tuple[int, float]], target: float, window: int = 1
 
 
 def direction(metric: str) -> int:
-    """+1 if more is better, −1 if less, 0 if neither: a word of the name decides ("micro_f1", "test NLL")."""
-    words = set(re.split(r"[\W_]+", metric.lower()))
+    """+1 if more is better, −1 if less, 0 if neither: a word of the name decides ("micro_f1", "test NLL"),
+    or words that belong together ("good_share")."""
+    words = {*re.split(r"[\W_]+", metric.lower()), *re.split(r"\W+", metric.lower())}
     return bool(words & _UP) - bool(words & _DOWN)

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from consilience.metrics import MARGINAL, direction, spread
-from consilience.report import figures, panels, text
+from consilience.report import figures, panels, pictures, text
 from consilience.report.page import Cell, Key, Page, Plot, Section, Table
 from consilience.report.reading import RunFiles, read_json
 from consilience.report.run import (
@@ -45,7 +45,7 @@ def comparison_page(directory: Path) -> Page:
     sections = [
         result_section(rows, methods, str(content.get("over") or "seeds")),
         difference_section(content.get("paired") or [], methods),
-        *(figure_section(panels.read(figure), methods) for figure in content.get("figures") or []),
+        *(figure_section(figure, methods) for figure in content.get("figures") or []),
         curve_section(runs),
         client_section(clients, methods),
         fairness_section(runs, clients, methods),
@@ -142,8 +142,16 @@ def result_column(
     return [text.short(metric) + ARROW[way], *(["paper"] if paper else [])], cells
 
 
-def figure_section(figure: panels.Panels, methods: Sequence[str]) -> Section:
-    """A figure of the experiment's own, with the methods in it as legend."""
+def figure_section(content: Mapping[str, Any], methods: Sequence[str]) -> Section:
+    """A figure of the experiment's own: pictures, or panels."""
+    if "rows" in content:
+        shown = pictures.read(content)
+        return Section(shown.title, pictures=[shown] if shown.rows else [])
+    return panel_section(panels.read(content), methods)
+
+
+def panel_section(figure: panels.Panels, methods: Sequence[str]) -> Section:
+    """Panels, with the methods in them as legend."""
     shown = {curve.label for panel in figure.panels for curve in panel.curves}
     shown |= {mark.label for panel in figure.panels for mark in panel.marks}
     legend = [key(method, colour) for colour, method in enumerate(methods) if method in shown]

@@ -10,6 +10,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from consilience.report.figures import DARK, LIGHT
+from consilience.report.pictures import Pictures
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend: its colour is a CSS variable of the page, s0 to s7 (series) or k0 to k3 (classes)."""
+    """An entry of a legend: its colour is a CSS variable of the page, s0 to s7 (series) or k0 to k3 (classes); its
+    style that of a line, or "dot"."""
 
     label: str
     colour: str
@@ -89,13 +91,14 @@ class Section:
     facts: Sequence[tuple[str, str]] = ()
     legend: Sequence[Key] = ()
     tables: Sequence[Table] = ()
+    pictures: Sequence[Pictures] = ()
     plots: Sequence[Plot] = ()
     folded: Sequence[tuple[str, str | Table]] = ()
 
     @property
     def shown(self) -> bool:
         """Whether there is anything under the heading."""
-        return bool(self.facts or self.tables or self.plots or self.folded)
+        return bool(self.facts or self.tables or self.pictures or self.plots or self.folded)
 
 
 @dataclass(frozen=True)

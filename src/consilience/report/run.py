@@ -12,6 +12,7 @@ from typing import Any
 
 from consilience.metrics import Reliability, direction
 from consilience.report import figures, text
+from consilience.report.generated import generated_section
 from consilience.report.page import Cell, Key, Link, Page, Plot, Section, Table, Tile
 from consilience.report.reading import RunFiles, read_json
 from consilience.report.uncertainty import entropy_section, posterior_section
@@ -30,6 +31,7 @@ def run_page(directory: Path) -> Page:
     data = run.part("federation").get("data", "data")
     sections = [
         curve_section(run),
+        generated_section(run),
         calibration_section(run),
         entropy_section(run, kinds(run)),
         client_section(run),

@@ -17,6 +17,8 @@ SHORT = {
     "r2": "R²",
     "micro_f1": "micro F1",
     "macro_f1": "macro F1",
+    "fid": "FID",
+    "d_mse": "D-MSE",
 }
 LONG = {
     "loss": "Training loss",
@@ -28,6 +30,13 @@ LONG = {
     "rmse": "Root mean squared error",
     "mae": "Mean absolute error",
     "r2": "R², share of variance explained",
+    "fid": "Fréchet inception distance",
+    "classifier_distance": "Fréchet distance of a classifier's features",
+    "classifier_score": "Score by a classifier, exp E KL(p(y|x) ‖ p(y))",
+    "classes": "Classes found by a classifier",
+    "modes": "Modes found",
+    "good_share": "Share of samples near a mode",
+    "d_mse": "Squared error of the density map",
 }
 NONE = "–"
 

@@ -1,0 +1,286 @@
+"""EP-GAN: Bayesian GANs whose prior is made of factors from all clients (anonymous, under review at ICLR 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from consilience import keys
+from consilience.adversarial import Adversarial
+from consilience.algorithms.base import algorithm
+from consilience.algorithms.fedavg import Averaged, continued
+from consilience.algorithms.players import NOISY, Players, adversarial
+from consilience.cohort import Cohort, Info
+from consilience.errors import ConfigError, ConsilienceError, check_word
+from consilience.gaussian import Gaussian
+from consilience.inference import Chain, sigmoid_moments, sigmoid_site
+from consilience.inference.tilted import within_two_deviations
+from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.ranges import Range, Ranges
+from consilience.records import Point, Weighted, record
+from consilience.task import Batch, Task
+
+SIGNAL = "signal"  # the part that f and the mixture's weights come from
+MIXTURE = keys.word("mixture")
+AT_ONCE = 256  # examples in a pass without gradients, at least
+Sites = Literal["signal", "samples", "nothing"]
+Anchor = Literal["global", "init"]
+Fusion = Literal["sites", "printed"]
+
+
+@record
+class Priored:
+    """The networks, the product of all clients' sites [J, M], and the centre of p₀ [M], if it does not move."""
+
+    averaged: Averaged
+    sites: Gaussian
+    anchor: Tensor | None
+
+
+@record
+class Briefing:
+    """What clients are told."""
+
+    model: Point
+    sites: Gaussian
+    anchor: Tensor | None
+
+
+@record
+class Report:
+    """What clients answer: how the networks changed, and the factor by which their sites did [K, J, M]."""
+
+    change: Weighted
+    site: Gaussian
+
+
+@algorithm
+class EPGAN(Players):
+    """q(θ) = p₀(θ) Π_k q_k(θ) over the M weights of one generator and one discriminator, p₀ = N(anchor, `scale`²).
+
+    A client's likelihood of θ is Π_i σ(f θ_i), one number f for all weights: the mean over its examples of a small
+    network on the discriminator's features. cavity q₋ₖ = q / q_k; tilted q̂ = N(m, s) ≈ Π σ(f θ_i) q₋ₖ, afresh at every
+    step, is the prior of all samples of generators and discriminators:
+
+        game + λ Σ_i { (θ_i − m_i)² / 2s_i + ½ ln s_i },    λ = `strength`,
+
+    where f's network learns from the prior and the discriminator's features do not. Once a round, with f over all of
+    the client's data, q_k ← q_k^(1−δ) (q̂ / q₋ₖ)^δ, δ = `damping`, 1/K for the K clients of a round when None. Networks
+    are averaged as in FedAvg. With `history` it is EP-ProbGAN, else EP-BGAN. `components` J > 1 is a mixture of such
+    priors with an f_j and a weight π_j each, −λ Σ_i ln Σ_j π_j N(θ_i; m_ij, s_ij); π is drawn by Gumbel-softmax.
+
+    As f is one number, all that a site can say is: all weights up, or all down. What the prior remembers of networks
+    is its `anchor`: where the averaged ones are ("global") or where they began ("init"). `sites="nothing"` is f = 0,
+    the ablation: a spring to the anchor. `sites="samples"` takes q̂ from the chain instead: the mean and, in relation to
+    each other, the variances of the second half of the round's steps. Such a site says where this client's weights are
+    and which of them matter; its precision is 1/`scale`² on average, as p₀'s: a chain's spread has no scale of its own.
+
+    `fusion="printed"` is the paper's: clients send q̂ whole and the server multiplies these, so that what they share is
+    counted K times, and variances shrink K-fold every round.
+    """
+
+    ranges: ClassVar[Ranges] = {"strength": Range(1e-5, 1e-1), "scale": Range(0.01, 1.0)}
+    train: Chain = NOISY
+    server: ServerOptimizer = Momentum()
+    interpolate: float = 0.0
+    history: bool = True
+    components: int = 1
+    strength: float = 1e-3
+    scale: float = 0.1
+    sites: Sites = "signal"
+    anchor: Anchor = "global"
+    fusion: Fusion = "sites"
+    hidden: int = 128
+    damping: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, words in {"sites": Sites, "anchor": Anchor, "fusion": Fusion}.items():
+            check_word(name, getattr(self, name), get_args(words))
+        if not (self.strength >= 0 and self.scale > 0 and min(self.components, self.hidden) >= 1):
+            raise ConfigError(
+                "strength must not be negative, scale positive, components and hidden at least 1, got "
+                f"{self.strength}, {self.scale}, {self.components} and {self.hidden}"
+            )
+        if self.damping is not None and not 0 < self.damping <= 1:
+            raise ConfigError(f"damping must lie in (0, 1], got {self.damping}")
+        if self.sites != "signal" and (self.components > 1 or self.fusion == "printed"):
+            raise ConfigError(f"a mixture and the printed fusion are of signals: sites = {self.sites!r} has neither")
+
+    @property
+    def name(self) -> str:
+        """As in the paper's tables; what the paper does not have is a method of its own."""
+        kind = f"{'Mixture-' if self.components > 1 else ''}EP-{'Prob' if self.history else 'B'}GAN"
+        other = {"signal": "", "nothing": ", f = 0", "samples": ", samples"}[self.sites]
+        return kind + other + (", printed" if self.fusion == "printed" else "")
+
+    def adapt(self, task: Task) -> Task:
+        """Append the network of f, then the past. It begins alike in every run."""
+        players = adversarial(task, self.name)
+        if self.sites == "signal":
+            outputs = self.components if self.components == 1 else 2 * self.components
+            with torch.random.fork_rng(devices=()):
+                torch.manual_seed(0)
+                first, last = nn.Linear(players.features, self.hidden), nn.Linear(self.hidden, outputs)
+            players = players.extend(**{SIGNAL: nn.Sequential(first, nn.ReLU(), last)})
+        return super().adapt(players)
+
+    def start(self, task: Adversarial, info: Info) -> Priored:
+        """The modules' own weights, and sites that say nothing; printed, p₀ itself."""
+        anchor = task.one(info.initial)
+        nothing = anchor.new_zeros(self.components, len(anchor))
+        sites = Gaussian(nothing, nothing.clone())
+        if self.fusion == "printed":
+            sites = self._p0(anchor) * sites
+        return Priored(continued(info, self.server), sites, anchor if self.anchor == "init" else None)
+
+    def client(self, task: Adversarial, info: Info, n: Tensor) -> Gaussian | None:
+        """A site that says nothing."""
+        if self.fusion == "printed" or self.sites == "nothing":
+            return None
+        nothing = info.initial.new_zeros(len(n), self.components, task.one(info.initial).shape[-1])
+        return Gaussian(nothing, nothing.clone())
+
+    def message(self, server: Priored, ids: object) -> Briefing:
+        """The networks and the prior: every client takes its own site out."""
+        return Briefing(server.averaged.model, server.sites, server.anchor)
+
+    def _p0(self, anchor: Tensor) -> Gaussian:
+        return Gaussian.of(anchor, torch.full_like(anchor, self.scale**-2))
+
+    def cavity(self, task: Adversarial, message: Briefing, site: Gaussian | None) -> Gaussian:
+        """p₀ Π_{j≠k} q_j, [K, J, M]; [J, M] for clients that hold no site."""
+        if self.fusion == "printed":
+            return message.sites
+        p0 = self._p0(task.one(message.model.theta) if message.anchor is None else message.anchor)
+        return p0 * (message.sites if site is None else message.sites / site)
+
+    def heard(self, task: Adversarial, theta: Tensor, batch: Batch, key: Tensor | None) -> Tensor:
+        """One client's f [J], followed by the logits of π if there are several: means over the batch. Only the network
+        of f learns from what becomes of them."""
+        features, _ = task.features_one(theta[: task.played].detach(), batch.x, key)
+        return batch.mean(task.call_one(SIGNAL, task.split(theta)[SIGNAL], features, exact=True))
+
+    def heard_plainly(self, task: Adversarial, theta: Tensor, batch: Batch) -> Tensor:
+        """The same without dropout."""
+        return self.heard(task, theta, batch, None)
+
+    def energy(self, task: Adversarial, theta: Tensor, batch: Batch, mean: Tensor, var: Tensor) -> Tensor:
+        """−ln of the prior of all samples, but for a constant; from the cavity's moments [J, M]."""
+        weights = theta[: task.played]
+        if self.sites == "signal":
+            heard = self.heard(task, theta, batch, batch.key)
+            mean, var = sigmoid_moments(heard[: self.components].unsqueeze(1), mean, var)
+        mean, var = task.all(mean), task.all(var)
+        each = ((weights - mean).square() / var + var.log()) / 2
+        if self.components == 1:
+            return each.sum()
+        u = keys.uniform(keys.fold(batch.key, MIXTURE), self.components, each.dtype).clamp_min(1e-7)
+        share = (heard[self.components :] - (-u.log()).log()).log_softmax(0)
+        return -(share.unsqueeze(1) - each).logsumexp(0).sum()
+
+    def loss(self, task: Adversarial, theta: Tensor, batch: Batch, past: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """One client's game, and the prior; the value is the game's."""
+        prior = self.strength * self.energy(task, theta, batch, mean, var)
+        return self.game(task, theta, batch, past) + prior - prior.detach()
+
+    def local(
+        self, task: Adversarial, message: Briefing, state: Gaussian | None, cohort: Cohort
+    ) -> tuple[Report, Gaussian | None]:
+        """Cavity, play on tilted after tilted, site."""
+        w = message.model.theta
+        cavity = self.cavity(task, message, state)
+        shape = (len(cohort), *cavity.eta.shape[-2:])
+        mean, var = (value.expand(shape).contiguous() for value in (cavity.mean, cavity.var))
+        drawn = Drawn(task, w, self.train.steps(cohort)) if self.sites == "samples" else None
+        played = self.play(self.loss, task, w, cohort, mean, var, look=drawn)
+        change = Weighted.of(Point(played - w), cohort.n)
+        if self.sites == "nothing":
+            nothing = torch.zeros(shape, dtype=w.dtype, device=w.device)
+            return Report(change, Gaussian(nothing, nothing)), None
+        if drawn is not None:
+            found = drawn.tilted(cavity, self.scale) / cavity
+        else:
+            size = max(self.train.batch, AT_ONCE)
+            heard = cohort.mean(task.vectorize(self.heard_plainly), played[:, : self._trained(task)], size)
+            found = sigmoid_site(heard[:, : self.components].unsqueeze(-1), Gaussian.of(mean, 1 / var))
+        if state is None:
+            return Report(change, cavity * found), None
+        share = self.damping or 1 / cohort.round_size
+        report = Report(change, (found / state) ** share)
+        return report, self.follow(state, report)
+
+    def _trained(self, task: Adversarial) -> int:
+        return task.slice(SIGNAL).stop if self.sites == "signal" else task.played
+
+    def follow(self, state: Gaussian | None, update: Report) -> Gaussian | None:
+        """The site and its change."""
+        return None if state is None else state * update.site
+
+    def swap(self, server: Priored, old: Gaussian | None, new: Gaussian | None) -> Priored:
+        """One site in place of another."""
+        if old is None or new is None:
+            return server
+        return Priored(server.averaged, server.sites * (new / old), server.anchor)
+
+    def fuse(self, server: Priored, update: Report) -> Priored:
+        """A server step along the mean change, and new sites in place of the old ones; printed, all priors at once."""
+        model, memory = self.server.step(server.averaged.model, update.change.mean, server.averaged.memory)
+        sites = update.site if self.fusion == "printed" else server.sites * update.site
+        return Priored(Averaged(model, memory), sites, server.anchor)
+
+    def posterior(self, server: Priored) -> Point:
+        """The players; the prior is another matter (`prior`)."""
+        return server.averaged.model
+
+    def prior(self, task: Adversarial, server: Priored) -> Gaussian:
+        """q [J, M]; `task` as `adapt` returned it."""
+        return self.cavity(task, self.message(server, None), None)
+
+    def facts(self, server: Priored) -> dict[str, float]:
+        """How much all sites say: their mean precision, in units of p₀'s."""
+        return {"sites_precision": float(server.sites.lam.mean()) * self.scale**2}
+
+    def audit(self, server: Priored, states: Iterable[Gaussian | None]) -> dict[str, float]:
+        """What the server has of the sites is their product."""
+        product, any_site = Gaussian.flat(server.sites.eta), False
+        for group in states:
+            if group is not None:
+                product, any_site = product * group.product(), True
+        if not any_site:
+            return {}
+        length = server.sites.length.sum().clamp_min(1e-3)
+        gap = float((server.sites / product).length.sum() / length)  # earlier rounding stays
+        if gap > 1e-3:
+            raise ConsilienceError(f"the prior is not the product of the sites: they differ by {gap:.2g} of its length")
+        return {"sites_apart": gap}
+
+
+class Drawn:
+    """Moments of the weights of one generator and one discriminator, over all samples and the later half of a round's
+    steps [K, 1]."""
+
+    def __init__(self, task: Adversarial, w: Tensor, steps: Tensor) -> None:
+        self.task, self.steps, self.w = task, steps, w[: task.played]
+        self.centre = task.all(task.one(self.w))  # what is far from 0 would lose the digits of its variance
+        self.first, self.second = (torch.zeros_like(steps * task.one(self.w)) for _ in range(2))
+
+    def __call__(self, step: int, k: int, now: Tensor) -> None:
+        """A look at θ [k, P] after a step."""
+        later = (2 * (step + 1) > self.steps[:k]).to(now.dtype)
+        off = now[:, : self.task.played] - self.centre
+        self.first[:k] += later * self.task.one(off)
+        self.second[:k] += later * self.task.one(off.square())
+
+    def tilted(self, cavity: Gaussian, scale: float) -> Gaussian:
+        """The samples' mean; the cavity's precision and 1/scale² more on average, most where they spread least."""
+        count = self.steps - (self.steps / 2).floor()
+        mean = self.first / count
+        var = (self.second / count - mean.square()).clamp_min(0)
+        stiff = within_two_deviations(1 / (var + 1e-3 * var.mean(-1, keepdim=True) + 1e-20))
+        precision = stiff / stiff.mean(-1, keepdim=True) / scale**2
+        at = mean + self.task.one(self.w)
+        return Gaussian.of(at.unsqueeze(1), cavity.lam + precision.unsqueeze(1))

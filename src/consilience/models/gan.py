@@ -1,0 +1,76 @@
+"""Generators and discriminators for GANs, with LayerNorm and GroupNorm: BatchNorm's statistics do not federate.
+
+The first child of a generator and the last child of a discriminator are linear: what each of several samples from a
+posterior has of its own. All other layers are shared by the samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from consilience.errors import ConfigError
+
+
+def mlp_generator(latent: int, outputs: Sequence[int], hidden: Sequence[int] = (32, 32)) -> nn.Sequential:
+    """Noise [B, latent] to examples [B, *outputs]: linear layers with LayerNorm and ReLU between."""
+    widths = [latent, *hidden, math.prod(outputs)]
+    layers: list[nn.Module] = [nn.Linear(latent, widths[1])]
+    for before, after in pairwise(widths[1:]):
+        layers += [nn.LayerNorm(before), nn.ReLU(), nn.Linear(before, after)]
+    return nn.Sequential(*layers, nn.Unflatten(1, tuple(outputs)))
+
+
+def mlp_discriminator(inputs: Sequence[int], hidden: Sequence[int] = (32, 32)) -> nn.Sequential:
+    """Examples [B, *inputs] to scores [B, 1]: linear layers with ReLU between, and LayerNorm after the first."""
+    widths = [math.prod(inputs), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for depth, (before, after) in enumerate(pairwise(widths)):
+        layers += [nn.Linear(before, after), *([] if depth else [nn.LayerNorm(after)]), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 1))
+
+
+def dcgan_generator(latent: int, outputs: Sequence[int], width: int = 64) -> nn.Sequential:
+    """Noise [B, latent] to images [B, C, H, W] in (−1, 1): the DCGAN (Radford et al., 2016).
+
+    At 32×32 the channels are 4 · `width` at 4×4, then 2 · `width`, `width` and C, by transposed 4×4 convolutions that
+    double the side. The paper's first layer, a transposed convolution of one pixel, is a linear layer.
+    """
+    start, doublings = _steps("dcgan_generator", outputs)
+    channels = [width * 2**d for d in reversed(range(doublings))]
+    first = nn.Linear(latent, channels[0] * start**2)
+    layers: list[nn.Module] = [nn.Sequential(first, nn.Unflatten(1, (channels[0], start, start)))]
+    for before, after in pairwise(channels):
+        layers += [_norm(before), nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False)]
+    return nn.Sequential(*layers, _norm(width), nn.ReLU(), nn.ConvTranspose2d(width, outputs[0], 4, 2, 1), nn.Tanh())
+
+
+def dcgan_discriminator(inputs: Sequence[int], width: int = 64) -> nn.Sequential:
+    """Images [B, C, H, W] to scores [B, 1]: 5×5 convolutions of stride 2, as many as `dcgan_generator` has transposed
+    ones, to `width`, 2 · `width`, … channels, with LeakyReLU(0.2), and a linear layer."""
+    end, halvings = _steps("dcgan_discriminator", inputs)
+    channels = [width * 2**h for h in range(halvings)]
+    layers: list[nn.Module] = [nn.Conv2d(inputs[0], width, 5, 2, 2), nn.LeakyReLU(0.2)]
+    for before, after in pairwise(channels):
+        layers += [nn.Conv2d(before, after, 5, 2, 2, bias=False), _norm(after), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * end**2, 1))
+
+
+def _norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(math.gcd(2, channels), channels)
+
+
+def _steps(name: str, shape: Sequence[int]) -> tuple[int, int]:
+    """The (s, m) of a side s · 2^m with 4 ≤ s ≤ 7 and m ≥ 1."""
+    if len(shape) != 3:
+        raise ConfigError(f"{name} needs images [channels, height, width], got examples of shape {tuple(shape)}")
+    _, height, width = shape
+    steps = height.bit_length() - 3
+    if height != width or steps < 1 or height % 2**steps:
+        raise ConfigError(
+            f"{name} needs square images whose side is 4, 5, 6 or 7 doubled one or more times, got {height}×{width}"
+        )
+    return height >> steps, steps
