@@ -8,7 +8,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import consilience as cs
 from consilience import keys
 from consilience.errors import ConfigError
-from consilience.models import MODELS, lenet5, resnet9
+from consilience.layers import check_layers
+from consilience.models import (
+    MODELS,
+    dcgan_discriminator,
+    dcgan_generator,
+    lenet5,
+    mlp_discriminator,
+    mlp_generator,
+    resnet9,
+)
 from consilience.task import Batch, Classification
 
 
@@ -99,3 +108,95 @@ def test_a_federation_learns_with_it(make, shape):
         progress=False,
     )
     assert runs.history[-1]["loss"] < runs.history[0]["loss"]
+
+
+def small_dcgan(shape):
+    return dcgan_generator(5, shape, width=2), dcgan_discriminator(shape, width=2)
+
+
+def small_mlps(shape):
+    return mlp_generator(5, shape), mlp_discriminator(shape)
+
+
+GANS = [
+    *[(small_mlps, shape) for shape in [(2,), (1, 28, 28), (3, 32, 32)]],
+    *[(small_dcgan, shape) for shape in [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 20, 20), (1, 48, 48), (3, 64, 64)]],
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), GANS)
+def test_a_generator_makes_examples_and_a_discriminator_scores_them(make, shape):
+    generator, discriminator = make(shape)
+    made = generator(torch.randn(3, 5))
+    assert made.shape == (3, *shape)
+    assert discriminator(made).shape == (3, 1)
+    check_layers(generator)
+    check_layers(discriminator)
+
+
+@pytest.mark.parametrize(("make", "shape"), GANS)
+def test_what_a_sample_has_of_its_own_is_the_first_layer_or_the_last(make, shape):
+    generator, discriminator = make(shape)
+    first, last = generator[0], discriminator[-1]
+    (weight, bias), z = first.parameters(), torch.randn(3, 5)
+    assert weight.shape == (len(bias), 5)
+    torch.testing.assert_close(first(z).flatten(1), z @ weight.T + bias)
+    assert isinstance(last, nn.Linear)
+    assert last.out_features == 1
+
+
+@pytest.mark.parametrize("odd", [1, 3])
+def test_a_dcgan_may_have_any_width(odd):
+    made = dcgan_generator(4, (1, 28, 28), width=odd)(10 * torch.randn(2, 4))
+    assert bool((made.abs() <= 1).all())
+    assert dcgan_discriminator((1, 28, 28), width=odd)(made).shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "size"),
+    [
+        (mlp_generator(16, (2,)), (16 * 32 + 32) + 64 + (32 * 32 + 32) + 64 + (32 * 2 + 2)),
+        (mlp_discriminator((2,)), (2 * 32 + 32) + 64 + (32 * 32 + 32) + (32 + 1)),
+        (mlp_generator(16, (2,), hidden=()), 16 * 2 + 2),
+        (mlp_discriminator((1, 2, 3), hidden=(7,)), (6 * 7 + 7) + 14 + (7 + 1)),
+        (dcgan_generator(100, (1, 28, 28)), 6272 * 101 + 2 * 128 + 16 * 128 * 64 + 2 * 64 + (16 * 64 + 1)),
+        (dcgan_generator(100, (3, 32, 32)), 1_073_027),
+        (dcgan_discriminator((1, 28, 28)), (25 * 64 + 64) + 25 * 64 * 128 + 2 * 128 + (49 * 128 + 1)),
+        (dcgan_discriminator((3, 32, 32)), 1_033_729),
+    ],
+)
+def test_gans_have_the_weights_that_one_counts(module, size):
+    assert parameters(module) == size
+
+
+def test_a_dcgan_halves_its_channels_as_it_doubles_its_side():
+    generator, x, seen = dcgan_generator(7, (3, 32, 32), width=2), torch.randn(1, 7), []
+    for layer in generator:
+        x = layer(x)
+        seen += [tuple(x.shape[1:])] if not seen or tuple(x.shape[1:]) != seen[-1] else []
+    assert seen == [(8, 4, 4), (4, 8, 8), (2, 16, 16), (3, 32, 32)]
+    assert [type(layer) for layer in generator[1:4]] == [nn.GroupNorm, nn.ReLU, nn.ConvTranspose2d]
+    for layer in dcgan_discriminator((3, 32, 32), width=2)[:-2]:
+        x = layer(x)
+        seen += [tuple(x.shape[1:])] if tuple(x.shape[1:]) != seen[-1] else []
+    assert seen[4:] == [(2, 16, 16), (4, 8, 8), (8, 4, 4)]
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 32), (1, 30, 30), (1, 9, 9), (1, 7, 7), (1, 2, 2), (1, 36, 36)])
+def test_images_that_a_dcgan_cannot_reach_by_doubling_are_refused(shape):
+    message = rf"needs square images whose side is 4, 5, 6 or 7 doubled one or more times, got {shape[1]}×{shape[2]}"
+    with pytest.raises(ConfigError, match=f"^dcgan_generator {message}$"):
+        dcgan_generator(5, shape)
+    with pytest.raises(ConfigError, match=f"^dcgan_discriminator {message}$"):
+        dcgan_discriminator(shape)
+
+
+def test_a_dcgan_refuses_what_is_no_image():
+    with pytest.raises(ConfigError, match=r"dcgan_generator needs images \[channels, height, width\], .* \(784,\)"):
+        dcgan_generator(5, (784,))
+    with pytest.raises(ConfigError, match=r"dcgan_discriminator needs images \[channels, .* \(28, 28\)"):
+        dcgan_discriminator((28, 28))
+
+
+def test_gans_are_not_in_the_list_of_classifiers():
+    assert not any("generator" in name or "discriminator" in name for name in MODELS)

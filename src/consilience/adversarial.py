@@ -180,6 +180,21 @@ class Adversarial(Task):
         self._pace = pace
         self._paces: Tensor | None = None
 
+    def with_samples(self, generators: int, discriminators: int) -> Adversarial:
+        """The same players, with other numbers of samples."""
+        (first, *_), rest = self.part(MAIN).heads, self.part(MAIN).trunk  # type: ignore[misc]
+        (last, *_), trunk = self.part(HEADS).heads, self.part(TRUNK)  # type: ignore[misc]
+        return Adversarial(
+            nn.Sequential(first, *rest),  # type: ignore[misc]
+            nn.Sequential(*trunk, last),  # type: ignore[misc]
+            latent=self.latent,
+            generators=generators,
+            discriminators=discriminators,
+            objective=self.objective,
+            pace=self._pace,
+            judges=self.judges,
+        )
+
     @property
     def pace(self) -> Tensor | None:
         """`pace` for the generator, 1 for all else."""

@@ -7,12 +7,16 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import asdict
 from typing import Any
 
 import pytest
+import torch
 from test_report import PAIRED, evaluation, make_comparison, make_run, rewrite
 
 from consilience.report import write_report
+from consilience.report.generated import image_samples
+from consilience.report.pictures import Pictures, Row, heat
 
 PHONE = 360
 FLAGS = [
@@ -68,10 +72,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     found = evaluation(names=[f"{long}-{k}" for k in range(14)])
     for index, client in enumerate(found["clients"]):
         client["metrics"] = {f"{metric} {long}": index / 7 for metric in ("accuracy", "nll", "ece", "brier", "mse")}
+    found["samples"] = image_samples(torch.zeros(64, 1, 28, 28), torch.zeros(64, 1, 28, 28))
     (run / "evaluation.json").write_text(json.dumps(found))
     tuning = [{"method": "FedEP", "chosen": {long: 1}, "score": 0.5, "all": [{"settings": {long: 1}, "score": 0.5}]}]
     comparison = make_comparison(place / "comparison")
     rewrite(comparison, paired=PAIRED, tuning=tuning, command=f"consilience reproduce {long}", title=long)
+    wide = Pictures(long, long, [long, *"bcdefgh"], [Row(long, [heat([[0.0]], note=long), *[None] * 7])])
+    rewrite(comparison, figures=[asdict(wide)])
     return {where.name: write_report(where).read_text(encoding="utf-8") for where in (run, comparison)}
 
 

@@ -20,6 +20,7 @@ from consilience.errors import ConsilienceError
 from consilience.evaluation import Entropies
 from consilience.report import figures, panels, text, write_report
 from consilience.report.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
+from consilience.report.pictures import Pictures
 
 HOSTILE = "<script>alert('x')</script>"
 FEDEP = {"name": "FedEP", "infer": {"name": "Identity", "scale": 0.05}, "damping": None}
@@ -372,7 +373,7 @@ def make_figure(title: str = "Two beliefs", label: str = "product") -> Panels:
     return Panels(title, "What it shows.", [plane, Panel("Error", curves, x_label="sweep", log=True)])
 
 
-def with_figures(directory: Path, *figures: Panels) -> Path:
+def with_figures(directory: Path, *figures: Panels | Pictures) -> Path:
     rows = [
         Row(method, "error", mean, 0.1, 200) for method, mean in {"FedAvg": 0.5, "FedEP": 1.1e-7, "ADF": 0.1}.items()
     ]

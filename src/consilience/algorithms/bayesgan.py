@@ -26,6 +26,7 @@ class BayesGAN(AveragedPlayers):
     server: ServerOptimizer = Momentum()
     interpolate: float = 0.0
     variance: float = 1.0
+    single = False
     history = False
 
     def __post_init__(self) -> None:

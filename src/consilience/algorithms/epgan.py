@@ -59,7 +59,8 @@ class Report:
 
 @algorithm
 class EPGAN(Players):
-    """q(θ) = p₀(θ) Π_k q_k(θ) over the M weights of one generator and one discriminator, p₀ = N(anchor, `scale`²).
+    """q(θ) = p₀(θ) Π_k q_k(θ) over the M weights of one generator and one discriminator, p₀ = N(anchor, `scale`²): the
+    prior of every sample of them, which it draws together. With `apart` each sample has its own, M are all weights.
 
     A client's likelihood of θ is Π_i σ(f θ_i), one number f for all weights: the mean over its examples of a small
     network on the discriminator's features. cavity q₋ₖ = q / q_k; tilted q̂ = N(m, s) ≈ Π σ(f θ_i) q₋ₖ, afresh at every
@@ -95,6 +96,8 @@ class EPGAN(Players):
     fusion: Fusion = "sites"
     hidden: int = 128
     damping: float | None = None
+    apart: bool = False
+    single = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +118,15 @@ class EPGAN(Players):
         """As in the paper's tables; what the paper does not have is a method of its own."""
         kind = f"{'Mixture-' if self.components > 1 else ''}EP-{'Prob' if self.history else 'B'}GAN"
         other = {"signal": "", "nothing": ", f = 0", "samples": ", samples"}[self.sites]
-        return kind + other + (", printed" if self.fusion == "printed" else "")
+        return kind + other + (", printed" if self.fusion == "printed" else "") + (", apart" if self.apart else "")
+
+    def one(self, task: Adversarial, theta: Tensor) -> Tensor:
+        """What the prior is about [..., M], of all players' weights [..., P]."""
+        return theta[..., : task.played] if self.apart else task.one(theta)
+
+    def all(self, task: Adversarial, value: Tensor) -> Tensor:
+        """What is said of M weights, to all that it is said of: [..., M] to [..., P]."""
+        return value if self.apart else task.all(value)
 
     def adapt(self, task: Task) -> Task:
         """Append the network of f, then the past. It begins alike in every run."""
@@ -130,7 +141,7 @@ class EPGAN(Players):
 
     def start(self, task: Adversarial, info: Info) -> Priored:
         """The modules' own weights, and sites that say nothing; printed, p₀ itself."""
-        anchor = task.one(info.initial)
+        anchor = self.one(task, info.initial)
         nothing = anchor.new_zeros(self.components, len(anchor))
         sites = Gaussian(nothing, nothing.clone())
         if self.fusion == "printed":
@@ -141,7 +152,7 @@ class EPGAN(Players):
         """A site that says nothing."""
         if self.fusion == "printed" or self.sites == "nothing":
             return None
-        nothing = info.initial.new_zeros(len(n), self.components, task.one(info.initial).shape[-1])
+        nothing = info.initial.new_zeros(len(n), self.components, self.one(task, info.initial).shape[-1])
         return Gaussian(nothing, nothing.clone())
 
     def message(self, server: Priored, ids: object) -> Briefing:
@@ -155,7 +166,7 @@ class EPGAN(Players):
         """p₀ Π_{j≠k} q_j, [K, J, M]; [J, M] for clients that hold no site."""
         if self.fusion == "printed":
             return message.sites
-        p0 = self._p0(task.one(message.model.theta) if message.anchor is None else message.anchor)
+        p0 = self._p0(self.one(task, message.model.theta) if message.anchor is None else message.anchor)
         return p0 * (message.sites if site is None else message.sites / site)
 
     def heard(self, task: Adversarial, theta: Tensor, batch: Batch, key: Tensor | None) -> Tensor:
@@ -174,7 +185,7 @@ class EPGAN(Players):
         if self.sites == "signal":
             heard = self.heard(task, theta, batch, batch.key)
             mean, var = sigmoid_moments(heard[: self.components].unsqueeze(1), mean, var)
-        mean, var = task.all(mean), task.all(var)
+        mean, var = self.all(task, mean), self.all(task, var)
         each = ((weights - mean).square() / var + var.log()) / 2
         if self.components == 1:
             return each.sum()
@@ -195,7 +206,7 @@ class EPGAN(Players):
         cavity = self.cavity(task, message, state)
         shape = (len(cohort), *cavity.eta.shape[-2:])
         mean, var = (value.expand(shape).contiguous() for value in (cavity.mean, cavity.var))
-        drawn = Drawn(task, w, self.train.steps(cohort)) if self.sites == "samples" else None
+        drawn = Drawn(self, task, w, self.train.steps(cohort)) if self.sites == "samples" else None
         played = self.play(self.loss, task, w, cohort, mean, var, look=drawn)
         change = Weighted.of(Point(played - w), cohort.n)
         if self.sites == "nothing":
@@ -260,20 +271,20 @@ class EPGAN(Players):
 
 
 class Drawn:
-    """Moments of the weights of one generator and one discriminator, over all samples and the later half of a round's
-    steps [K, 1]."""
+    """Moments of the M weights that a prior is about, over all samples and the later half of a round's steps [K, 1]."""
 
-    def __init__(self, task: Adversarial, w: Tensor, steps: Tensor) -> None:
-        self.task, self.steps, self.w = task, steps, w[: task.played]
-        self.centre = task.all(task.one(self.w))  # what is far from 0 would lose the digits of its variance
-        self.first, self.second = (torch.zeros_like(steps * task.one(self.w)) for _ in range(2))
+    def __init__(self, method: EPGAN, task: Adversarial, w: Tensor, steps: Tensor) -> None:
+        self.method, self.task, self.steps = method, task, steps
+        self.centre = method.one(task, w)  # from there, as what is far from 0 would lose the digits of its variance
+        self.around = method.all(task, self.centre)
+        self.first, self.second = (torch.zeros_like(steps * self.centre) for _ in range(2))
 
     def __call__(self, step: int, k: int, now: Tensor) -> None:
         """A look at θ [k, P] after a step."""
         later = (2 * (step + 1) > self.steps[:k]).to(now.dtype)
-        off = now[:, : self.task.played] - self.centre
-        self.first[:k] += later * self.task.one(off)
-        self.second[:k] += later * self.task.one(off.square())
+        off = now[:, : self.task.played] - self.around
+        self.first[:k] += later * self.method.one(self.task, off)
+        self.second[:k] += later * self.method.one(self.task, off.square())
 
     def tilted(self, cavity: Gaussian, scale: float) -> Gaussian:
         """The samples' mean; the cavity's precision and 1/scale² more on average, most where they spread least."""
@@ -282,5 +293,4 @@ class Drawn:
         var = (self.second / count - mean.square()).clamp_min(0)
         stiff = within_two_deviations(1 / (var + 1e-3 * var.mean(-1, keepdim=True) + 1e-20))
         precision = stiff / stiff.mean(-1, keepdim=True) / scale**2
-        at = mean + self.task.one(self.w)
-        return Gaussian.of(at.unsqueeze(1), cavity.lam + precision.unsqueeze(1))
+        return Gaussian.of((mean + self.centre).unsqueeze(1), cavity.lam + precision.unsqueeze(1))

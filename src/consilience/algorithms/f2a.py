@@ -41,14 +41,15 @@ class F2A(Algorithm):
     maker: Chain = MAKER
     steps: int = 6
     beta: float = 0.1
+    single: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.beta >= 0:
             raise ConfigError(f"steps must be at least 1 and beta not negative, got {self.steps} and {self.beta}")
 
     def adapt(self, task: Task) -> Task:
-        """As it is."""
-        return adversarial(task, self.name)
+        """As it is, or with one player each."""
+        return adversarial(task, self.name, self.single)
 
     def start(self, task: Adversarial, info: Info) -> Jury:
         """The modules' own weights, and λ = 1."""

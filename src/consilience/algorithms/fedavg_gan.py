@@ -40,6 +40,7 @@ class FedAvgGAN(Algorithm):
     train: Chain = SHORT
     maker: Chain = MAKER
     steps: int = 6
+    single: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -51,8 +52,8 @@ class FedAvgGAN(Algorithm):
         return "FedAvg-GAN"
 
     def adapt(self, task: Task) -> Task:
-        """As it is."""
-        return adversarial(task, self.name)
+        """As it is, or with one player each."""
+        return adversarial(task, self.name, self.single)
 
     def start(self, task: Adversarial, info: Info) -> Workshop:
         """The modules' own weights."""

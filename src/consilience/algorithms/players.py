@@ -26,11 +26,11 @@ ADAM = ClientAdam(lr=3e-4, beta1=0.5, batch=128)
 NOISY = ClientAdam(lr=3e-4, beta1=0.5, batch=128, noise=6e-4)  # as codes of Bayesian GANs sample
 
 
-def adversarial(task: Task, method: str) -> Adversarial:
-    """The task, if it is one that GANs learn."""
+def adversarial(task: Task, method: str, single: bool = False) -> Adversarial:
+    """The task, if it is one that GANs learn; with one generator and one discriminator, if only they are wanted."""
     if not isinstance(task, Adversarial):
         raise TaskError(f"{method} learns an Adversarial task, a generator and a discriminator, and not {task.kind}")
-    return task
+    return task.with_samples(1, 1) if single and task.generators * task.discriminators > 1 else task
 
 
 class Players(Algorithm):
@@ -39,13 +39,15 @@ class Players(Algorithm):
 
     After every local epoch w_k ← (1 − ρ) w_k + ρ w with ρ = `interpolate`. With `history` generators also play against
     the discriminators of the past (He et al., 2019): the present trunk with the running mean of the last layers, taken
-    every ten of a client's steps; it is averaged like the networks.
+    every ten of a client's steps; it is averaged like the networks. With `single` there is one generator and one
+    discriminator, however many samples the task has.
     """
 
     train: Chain
     server: ServerOptimizer
     interpolate: float
     history: bool
+    single: bool
 
     def __post_init__(self) -> None:
         if not 0 <= self.interpolate < 1:
@@ -53,7 +55,7 @@ class Players(Algorithm):
 
     def adapt(self, task: Task) -> Task:
         """Append what is remembered of the past, last."""
-        players = adversarial(task, self.name)
+        players = adversarial(task, self.name, self.single)
         return players.extend(**{PAST: players.part(HEADS)}) if self.history else players
 
     def game(self, task: Adversarial, theta: Tensor, batch: Batch, past: Tensor) -> Tensor:

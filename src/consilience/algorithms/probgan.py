@@ -17,4 +17,5 @@ class ProbGAN(AveragedPlayers):
     train: Chain = NOISY
     server: ServerOptimizer = Momentum()
     interpolate: float = 0.0
+    single = False
     history = True

@@ -2,6 +2,7 @@
 
 from consilience.recipes import (
     dp,
+    epgan,
     fedep,
     fedep_exact,
     fedep_hospitals,
@@ -26,6 +27,7 @@ RECIPES: dict[str, Recipe] = {
         *fedep.RECIPES,
         *fedep_exact.RECIPES,
         fedep_stackoverflow.RECIPE,
+        *epgan.RECIPES,
         *fednp.RECIPES,
         fednp_moments.RECIPE,
         fednp_toy.RECIPE,

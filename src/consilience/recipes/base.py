@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from consilience.algorithms.switch import Method
 from consilience.comparison import Comparison, Row, Setting, compare
 from consilience.report.panels import Panels
+from consilience.report.pictures import Pictures
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,13 @@ def compared(
 
 
 def finished(
-    name: str, title: str, text: str, options: Options, rows: list[Row], figures: list[Panels], start: float
+    name: str,
+    title: str,
+    text: str,
+    options: Options,
+    rows: list[Row],
+    figures: Sequence[Panels | Pictures],
+    start: float,
 ) -> Comparison:
     """A recipe's table and figures as a comparison, saved; `start` is when it began (time.perf_counter)."""
     result = Comparison(title, text, options.command(name), time.perf_counter() - start, rows, figures=figures)

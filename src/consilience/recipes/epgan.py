@@ -1,0 +1,232 @@
+"""EP-GAN on images: every client sees one kind of them, or all see all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from consilience.adversarial import Adversarial, LeastSquares, Objective
+from consilience.algorithms import EPGAN, F2A, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN
+from consilience.algorithms.base import Algorithm
+from consilience.comparison import Comparison, Row, Setting, compare
+from consilience.data import Dataset, Federation, load, partition
+from consilience.engines.simulator import Simulator
+from consilience.experiment import fit
+from consilience.inference import AMSGrad, ClientAdam
+from consilience.metrics import Classified, InceptionDistance, Judge, PrecisionRecall
+from consilience.models import cnn, dcgan_discriminator, dcgan_generator
+from consilience.recipes.base import Options, Recipe, finished
+from consilience.recipes.fedep import seeded
+from consilience.report.pictures import Picture, Pictures
+from consilience.report.pictures import Row as PictureRow
+from consilience.task import Classification
+
+GAN, BAYES, PROB, FEDAVG, F2AFED = "GAN", "BayesGAN", "ProbGAN", "FedAvg-GAN", "F2A"
+EPB, EP, MIXTURE, SPRING, SAMPLES = "EP-BGAN", "EP-ProbGAN", "Mixture-EP-ProbGAN", "EP-ProbGAN, f = 0", "EP, samples"
+NON_IID = "non-iid"
+SERVED = 6  # steps a round of the methods whose generator is the server's
+Figures = Mapping[str, tuple[float, float, float]]
+WASSERSTEIN: Figures = {  # FID of the paper's table, in the order of the splits
+    GAN: (69.94, 45.87, 28.98),
+    PROB: (65.74, 41.92, 27.38),
+    FEDAVG: (95.89, 70.10, 50.25),
+    F2AFED: (76.94, 61.87, 48.98),
+    EPB: (54.94, 42.09, 25.75),
+    EP: (52.47, 42.11, 27.23),
+    MIXTURE: (51.92, 40.55, 27.30),
+}
+LEAST_SQUARES: Figures = {
+    GAN: (72.34, 55.33, 30.21),
+    PROB: (87.07, 60.62, 30.84),
+    FEDAVG: (109.65, 83.41, 57.72),
+    F2AFED: (90.34, 72.59, 55.21),
+    EPB: (72.79, 64.37, 30.56),
+    EP: (76.26, 62.86, 30.10),
+    MIXTURE: (73.74, 62.52, 30.60),
+}
+TEXT = (
+    "DCGANs with GroupNorm; a generator's step at every discriminator's, Adam with β₁ = 0.5 (the Bayesian ones with "
+    "noise). GAN, FedAvg-GAN and F2A have one generator and one discriminator; the others ten and four, which share all "
+    "but the generators' first and the discriminators' last layer. FedAvg-GAN and F2A train the generator at the "
+    f"server, {SERVED} steps a round, for as many steps in all. “EP-ProbGAN, f = 0” is the ablation without any signal from "
+    "clients, a spring to the averaged networks; “EP, samples” has sites from the chains' own means and variances. "
+    "“classifier score” has the Inception Score's formula with a classifier of these data; “classifier distance” is "
+    "the Fréchet distance of its features; “classes” are those with a fifth of their share among the samples."
+)
+
+
+@dataclass(frozen=True)
+class Images:
+    """One data set, and how much is done with it."""
+
+    name: str
+    data: str
+    splits: tuple[str, ...]
+    width: int
+    train: ClientAdam
+    rounds: int
+    latent: int = 100
+    each: int | None = None  # training examples of a class, if not all
+    objective: Objective | None = None
+    paper: Figures | None = None  # where it has figures, FID is measured
+
+    def methods(self) -> dict[str, Algorithm]:
+        """The paper's, and two of ours."""
+        plain, noisy = self.train, replace(self.train, noise=6e-4)
+        served = replace(plain, epochs=1, longest=SERVED)
+        ep = EPGAN(noisy)
+        return {
+            GAN: FedGAN(plain, single=True),
+            BAYES: BayesGAN(noisy),
+            PROB: ProbGAN(noisy),
+            FEDAVG: FedAvgGAN(served, replace(plain), SERVED, single=True),
+            F2AFED: F2A(served, replace(plain), SERVED, single=True),
+            EPB: replace(ep, history=False),
+            EP: ep,
+            MIXTURE: replace(ep, components=10),
+            SPRING: replace(ep, sites="nothing"),
+            SAMPLES: replace(ep, sites="samples"),
+        }
+
+    def setting(self, split: str, seed: int, quick: bool) -> Setting:
+        """A split of the data, players with initial weights, and their judges."""
+        train, test = images(self.data, 20 if quick else self.each)
+        shape, width = train.x.shape[1:], 4 if quick else self.width
+        generator, discriminator = (
+            seeded(seed, lambda: dcgan_generator(self.latent, shape, width)),
+            seeded(seed, lambda: dcgan_discriminator(shape, width)),
+        )
+        task = Adversarial(
+            generator,  # type: ignore[arg-type]
+            discriminator,  # type: ignore[arg-type]
+            latent=self.latent,
+            generators=10,
+            discriminators=4,
+            objective=self.objective,
+            judges=self.judges(quick),
+        )
+        return Setting(task, shared_out(train, split, seed), test)
+
+    def judges(self, quick: bool) -> tuple[Judge, ...]:
+        """A classifier of these data; FID where it is asked for, precision and recall where it is not."""
+        count = 64 if quick else 2000
+        judge = Classified(classifier(self.data, quick), count=count)
+        return judge, InceptionDistance() if self.paper and not quick else PrecisionRecall(count=count)
+
+    def run(self, options: Options) -> Comparison:
+        """All methods on all splits, over all seeds: a comparison a split, one table, and what was made."""
+        start = time.perf_counter()
+        rows: list[Row] = []
+        made: dict[str, dict[str, Picture | None]] = {}
+        for index, split in enumerate(self.splits[:1] if options.quick else self.splits):
+            found = self.on(split, index, options)
+            suffix = "" if len(self.splits) == 1 or options.quick else f", {split}"
+            rows += [replace(row, metric=f"{row.metric}{suffix}") for row in found.rows]
+            for method, stored in found.stored().items():
+                made.setdefault(method, {})[split] = _picture(stored[0].evaluation.get("samples"))
+        columns = list(next(iter(made.values())))
+        figure = Pictures(
+            "What was made",
+            "Samples of the first seed's generators after the last round, eight a row.",
+            columns,
+            [PictureRow(method, [cells.get(split) for split in columns]) for method, cells in made.items()],
+        )
+        return finished(self.name, f"GANs of {self.data} from ten clients", TEXT, options, rows, [figure], start)
+
+    def on(self, split: str, index: int, options: Options) -> Comparison:
+        """All methods on one split. Who trains at the server has as many steps in more rounds."""
+        tell, quick = options.announce, options.quick
+        steps = self.rounds * self.train.epochs * self._batches(split)
+        found: list[Comparison] = []
+        paper = {(method, "fid"): figures[index] for method, figures in (self.paper or {}).items()}
+        for served in (False, True):
+            chosen = {k: m for k, m in self.methods().items() if isinstance(m, FedAvgGAN | F2A) == served}
+            rounds = 2 if quick else -(-steps // SERVED) if served else self.rounds
+            if quick:
+                chosen = {k: quickly(m) for k, m in chosen.items()}
+            found.append(
+                compare(
+                    chosen,
+                    lambda seed: self.setting(split, seed, quick),
+                    seeds=options.seeds,
+                    out=Path(options.out) / split / ("served" if served else "averaged"),
+                    title=f"{self.data}, {split}",
+                    resume=options.resume,
+                    on_run=None if tell is None else lambda method, seed: tell(f"{split}, {method}", seed),
+                    paper={} if quick else paper,
+                    rounds=rounds,
+                    evaluate_every=max(1, rounds // 5),
+                    checkpoint_every=max(1, rounds // 25),
+                    engine=Simulator(chunk=10, workers=1, threads=1) if quick else Simulator(),
+                    progress=False,
+                )
+            )
+        return replace(found[0], rows=found[0].rows + found[1].rows, runs=found[0].runs + found[1].runs)
+
+    def _batches(self, split: str) -> int:
+        federation = self.setting(split, 0, False).federation
+        return int(self.train.batches(federation.sizes.double()).max())
+
+    def recipe(self, title: str, seeds: int) -> Recipe:
+        """Known to the command by its name."""
+        return Recipe(self.name, title, self.run, seeds=seeds)
+
+
+def quickly(method: Algorithm) -> Algorithm:
+    """A method with as little to do as can be."""
+    short = replace(method.train, epochs=1, batch=8)  # type: ignore[attr-defined]
+    return replace(method, train=short, **({"components": 2} if getattr(method, "components", 1) > 1 else {}))  # type: ignore[type-var]
+
+
+def shared_out(data: Dataset, split: str, seed: int) -> Federation:
+    """The paper's three splits."""
+    if split == NON_IID:
+        return partition.one_label(data, 10, seed=seed)
+    return partition.iid(data, int(split.split("K=")[1]), seed=seed)
+
+
+@cache
+def images(name: str, each: int | None) -> tuple[Dataset, Dataset]:
+    """Training and test images in (−1, 1), of every class `each` for training."""
+    data = load(name)
+    train, test = (replace(d, scale=torch.tensor(2 / 255), shift=torch.tensor(-1.0)) for d in (data.train, data.test))
+    if each is not None:
+        kept = torch.cat([(train.y == c).nonzero().flatten()[:each] for c in range(int(train.y.max()) + 1)])
+        train = train.subset(kept)
+    return train, test
+
+
+@cache
+def classifier(name: str, quick: bool) -> nn.Module:
+    """A small network that tells the classes apart, learned from the training images in one place."""
+    train, _ = images(name, 20 if quick else 1000)
+    module = seeded(0, lambda: cnn(train.x.shape[1:], 10, channels=(4, 8) if quick else (32, 64)))
+    chain = AMSGrad(lr=1e-3, epochs=1 if quick else 5, batch=50)
+    run = fit(
+        Pooled(chain), Classification(module), Federation.from_owner(train, train.y * 0), rounds=1, progress=False
+    )
+    return run.model.eval()
+
+
+def _picture(samples: Mapping[str, str] | None) -> Picture | None:
+    return None if samples is None else Picture(samples["generated"])
+
+
+ADAM = ClientAdam(lr=3e-4, beta1=0.5, batch=128, epochs=10, longest=40)  # 400 updates a round
+SPLITS = (NON_IID, "iid, K=10", "iid, K=2")
+FMNIST = Images(
+    "epgan-fmnist", "fashion-mnist", (NON_IID,), 16, replace(ADAM, lr=1e-3, batch=32, epochs=2), 25, 32, each=600
+)
+CIFAR10 = Images("epgan-cifar10", "cifar10", SPLITS, 64, ADAM, 25, paper=WASSERSTEIN)
+CIFAR10_LS = replace(CIFAR10, name="epgan-cifar10-ls", objective=LeastSquares(), paper=LEAST_SQUARES)
+RECIPES = (
+    FMNIST.recipe("EP-GAN on Fashion-MNIST, one kind of clothing a client", 1),
+    CIFAR10.recipe("EP-GAN on CIFAR-10, three splits, WGAN-GP", 1),
+    CIFAR10_LS.recipe("EP-GAN on CIFAR-10, three splits, LS-GAN", 1),
+)
