@@ -3,6 +3,7 @@
 from consilience.recipes import (
     dp,
     epgan,
+    epgan_toy,
     fedep,
     fedep_exact,
     fedep_hospitals,
@@ -28,6 +29,7 @@ RECIPES: dict[str, Recipe] = {
         *fedep_exact.RECIPES,
         fedep_stackoverflow.RECIPE,
         *epgan.RECIPES,
+        epgan_toy.RECIPE,
         *fednp.RECIPES,
         fednp_moments.RECIPE,
         fednp_toy.RECIPE,

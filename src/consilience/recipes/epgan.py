@@ -52,10 +52,10 @@ LEAST_SQUARES: Figures = {
 }
 TEXT = (
     "DCGANs with GroupNorm; a generator's step at every discriminator's, Adam with β₁ = 0.5 (the Bayesian ones with "
-    "noise). GAN, FedAvg-GAN and F2A have one generator and one discriminator; the others ten and four, which share all "
+    "noise). GAN, FedAvg-GAN and F2A have one generator and one discriminator; others ten and four, which share all "
     "but the generators' first and the discriminators' last layer. FedAvg-GAN and F2A train the generator at the "
-    f"server, {SERVED} steps a round, for as many steps in all. “EP-ProbGAN, f = 0” is the ablation without any signal from "
-    "clients, a spring to the averaged networks; “EP, samples” has sites from the chains' own means and variances. "
+    f"server, {SERVED} steps a round, as many in all. “EP-ProbGAN, f = 0” is the ablation without any signal "
+    "from clients, a spring to the averaged networks; “EP, samples” has sites from the chains' own means and variances. "
     "“classifier score” has the Inception Score's formula with a classifier of these data; “classifier distance” is "
     "the Fréchet distance of its features; “classes” are those with a fifth of their share among the samples."
 )
