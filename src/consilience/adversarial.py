@@ -227,12 +227,15 @@ class Adversarial(Task):
         counts = (self.generators, 1, 1, self.discriminators)
         return [(count, size // count) for count, size in zip(counts, (own, shared, trunk, heads), strict=True)]
 
+    def samples(self, theta: Tensor) -> list[Tensor]:
+        """All players' weights [..., P] by sample [..., count, m]: generators' own and shared, then discriminators'
+        shared and own."""
+        parts = theta[..., : self.played].split_with_sizes([count * size for count, size in self._blocks], -1)
+        return [part.view(*part.shape[:-1], *block) for part, block in zip(parts, self._blocks, strict=True)]
+
     def one(self, theta: Tensor) -> Tensor:
         """The mean over samples of one generator and one discriminator [..., M], of all players' weights [..., P]."""
-        parts = theta[..., : self.played].split_with_sizes([count * size for count, size in self._blocks], -1)
-        return torch.cat(
-            [p.view(*p.shape[:-1], *block).mean(-2) for p, block in zip(parts, self._blocks, strict=True)], -1
-        )
+        return torch.cat([part.mean(-2) for part in self.samples(theta)], -1)
 
     def all(self, value: Tensor) -> Tensor:
         """The same numbers for every sample: [..., M] to [..., P]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from consilience import algorithms
+from consilience.adversarial import Adversarial, LeastSquares, Objective, Wasserstein
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, Switch
 from consilience.comparison import Setting
@@ -21,7 +22,7 @@ from consilience.data import DATASETS, Compose, Crop, Data, Dataset, Federation,
 from consilience.engines import Distributed, Simulator
 from consilience.engines.simulator import PRECISIONS
 from consilience.errors import ConfigError, nearest
-from consilience.models import MODELS
+from consilience.models import MODELS, Pair
 from consilience.task import Classification, MultiLabel, Regression, Task
 
 ALGORITHMS: dict[str, type[Method]] = {
@@ -34,7 +35,12 @@ PARTITIONS = {
     for name, make in vars(partition).items()
     if inspect.isfunction(make) and make.__module__ == partition.__name__ and not name.startswith("_")
 }
-TASKS: dict[str, type[Task]] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}
+LIKELIHOODS: dict[str, type[Task]] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}
+TASKS = (*LIKELIHOODS, Adversarial.kind)
+OBJECTIVES: dict[str, type[Objective]] = {"wasserstein": Wasserstein, "least-squares": LeastSquares}
+PLAYERS = ("generators", "discriminators", "pace")  # keys of a task that are Adversarial's own arguments
+KINDS = {"noise": (Regression.kind,), "augment": tuple(LIKELIHOODS)}  # of which tasks a key is
+KINDS |= dict.fromkeys(("objective", *PLAYERS), (Adversarial.kind,))
 AUGMENTATIONS = {"Crop": Crop, "Flip": Flip}
 RUN_CONFIG = ("rounds", "seed", "out")  # of a real federation: what Flower's run config says
 ENGINES: dict[str, type[Simulator] | type[Distributed]] = {"Simulator": Simulator, "Distributed": Distributed}
@@ -78,9 +84,15 @@ class _Run(_Section):
 
 
 class _TaskSection(_Section):
+    """Keys that a config leaves out have no value: every kind has its own (`KINDS`)."""
+
     kind: str = "classification"
-    noise: float = Field(default=1.0, gt=0)
+    noise: float | None = Field(default=None, gt=0)
     augment: list[dict[str, Any]] = []
+    objective: Any = None
+    generators: PositiveInt | None = None
+    discriminators: PositiveInt | None = None
+    pace: PositiveFloat | None = None
 
 
 class _Compare(_Section):
@@ -156,27 +168,83 @@ class _Loaded:
 
     def task(self, inputs: Sequence[int], outputs: int, seed: int) -> Task:
         """What clients learn: the model for examples of the shape `inputs`, with initial weights by a seed."""
-        c = self.config
-        if c.task.kind not in TASKS:
-            raise ConfigError(f"task.kind: unknown kind {c.task.kind!r}; {nearest(c.task.kind, TASKS)}")
+        section, name = self.config.task, self.config.model.name
+        self._check_keys()
         steps = [
             build(resolve(step.get("name", ""), AUGMENTATIONS, "task.augment.name", self.folder),
                   {k: v for k, v in step.items() if k != "name"}, "task.augment", self.folder)
-            for step in c.task.augment
+            for step in section.augment
         ]  # fmt: skip
         augment = Compose(tuple(steps)) if steps else None
         shape = list(inputs)
         for step in steps:
             if isinstance(step, Crop):
                 shape[-2:] = [step.size, step.size]
-        make = resolve(c.model.name, MODELS, "model.name", self.folder)
+        model = self._model(shape, outputs, seed)
+        if section.kind == Adversarial.kind:
+            return self._adversarial(model)
+        if isinstance(model, Pair):
+            raise ConfigError(
+                f"model.name: {name} makes a generator and a discriminator, for task.kind = {Adversarial.kind!r}, and "
+                f"it is {section.kind!r}"
+            )
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"model.name: {name} must return a torch.nn.Module")
+        options = {} if section.noise is None else {"noise": section.noise}
+        return LIKELIHOODS[section.kind](model, augment=augment, **options)
+
+    def _check_keys(self) -> None:
+        """Refuse a kind that there is not, and keys of another one."""
+        section = self.config.task
+        if section.kind not in TASKS:
+            raise ConfigError(f"task.kind: unknown kind {section.kind!r}; {nearest(section.kind, TASKS)}")
+        for key, kinds in KINDS.items():
+            if getattr(section, key) not in (None, []) and section.kind not in kinds:
+                named = " or ".join(repr(kind) for kind in kinds)
+                raise ConfigError(f"task.{key}: this key is for task.kind = {named}, and it is {section.kind!r}")
+
+    def _model(self, inputs: list[int], outputs: int, seed: int) -> Any:
+        """What the model's function returns; a generator and a discriminator are a `Pair`, of noise as long as its
+        argument `latent`."""
+        section = self.config.model
+        make = resolve(section.name, MODELS, "model.name", self.folder)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            module = build(make, c.model.arguments, "model", self.folder, inputs=shape, outputs=outputs)
-        if not isinstance(module, torch.nn.Module):
-            raise ConfigError(f"model.name: {c.model.name} must return a torch.nn.Module")
-        options = {"noise": c.task.noise} if c.task.kind == "regression" else {}
-        return TASKS[c.task.kind](module, augment=augment, **options)
+            model = build(make, section.arguments, "model", self.folder, inputs=inputs, outputs=outputs)
+        if not isinstance(model, tuple) or len(model) != 2:
+            return model
+        parameter = inspect.signature(make).parameters.get("latent")
+        latent = section.arguments.get("latent", None if parameter is None else parameter.default)
+        if not isinstance(latent, int):
+            raise ConfigError(
+                f"model.name: {section.name} must have an argument latent, how many numbers its generator takes, or "
+                "return consilience.models.Pair(generator, discriminator, latent)"
+            )
+        generator, discriminator = model
+        return Pair(generator, discriminator, latent)
+
+    def _adversarial(self, model: Any) -> Task:
+        if not isinstance(model, Pair):
+            raise ConfigError(
+                f"model.name: {self.config.model.name} makes no generator and discriminator, which task.kind = "
+                f"{Adversarial.kind!r} needs; dcgan and mlp_gan do, or a function of your own that returns both"
+            )
+        given = {key: value for key in PLAYERS if (value := getattr(self.config.task, key)) is not None}
+        options = {"latent": model.latent, "objective": self._objective(), **given}
+        return Adversarial(model.generator, model.discriminator, **options)
+
+    def _objective(self) -> Objective | None:
+        given, where = self.config.task.objective, "task.objective"
+        if given is None:
+            return None
+        if not isinstance(given, str | dict):
+            raise ConfigError(f"{where}: a table or a name was expected, got {given!r}")
+        table = {"name": given} if isinstance(given, str) else dict(given)
+        make = resolve(str(table.pop("name", "")), OBJECTIVES, where, self.folder)
+        objective = build(make, table, where, self.folder)
+        if not isinstance(objective, Objective):
+            raise ConfigError(f"{where}: {make!r} is not an Objective")
+        return objective
 
     def _component(self, table: dict[str, Any], where: str) -> Component:
         kind = resolve(str(table.pop("name", "")), ALGORITHMS, f"{where}.name", self.folder)
@@ -247,11 +315,17 @@ class Loaded(_Loaded):
         name, own = self.config.run.outside, self.config.data
         if name is None:
             return None
+        if (kind := self.config.task.kind) != Classification.kind:
+            raise ConfigError(
+                "run.outside: whether doubt tells other examples apart is asked of task.kind = "
+                f"{Classification.kind!r}, and it is {kind!r}"
+            )
         root = {key: value for key, value in own.arguments.items() if key == "root"} if own.name in DATASETS else {}
         return self._read(name, root if name in DATASETS else {}, "run.outside").test
 
     def _data(self) -> Data:
-        return self._read(self.config.data.name, self.config.data.arguments, "data.name")
+        data = self._read(self.config.data.name, self.config.data.arguments, "data.name")
+        return _signed(data) if self.config.task.kind == Adversarial.kind else data
 
     def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
         make = resolve(name, DATASETS, where, self.folder)
@@ -291,16 +365,30 @@ class Deployed(_Loaded):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of all classes, which are their numbers unless the config says; none where there are no classes."""
-        if self.config.task.kind != Classification.kind:
+        """The names of all classes, which are their numbers unless the config says; none where there are no classes.
+        GANs need none, but folders of images are named so."""
+        kind, sites = self.config.task.kind, self.config.federation
+        if kind not in (Classification.kind, Adversarial.kind):
             return ()
-        return tuple(self.config.federation.classes or map(str, range(self.config.federation.outputs)))
+        numbers = map(str, range(sites.outputs)) if kind == Classification.kind else ()
+        return tuple(sites.classes or numbers)
 
 
 def shape_of(data: Dataset) -> tuple[list[int], int]:
     """(the shape of one example, how many outputs a model of these data has)."""
     outputs = len(data.classes) or (int(data.y.max()) + 1 if data.y.dim() == 1 else data.y.shape[-1])
     return list(data.x.shape[1:]), outputs
+
+
+def _signed(data: Data) -> Data:
+    """Images of bytes from −1, black, to 1, the brightest pixel to learn from, as a DCGAN makes them; others as they
+    are."""
+    train, test = data.train, data.test
+    if train.scale is None or train.x.dtype != torch.uint8 or train.x.dim() != 4 or not len(train):
+        return data
+    scale = torch.full_like(train.scale, 2 / max(1, int(train.x.max())))
+    shift = torch.full_like(scale, -1.0)
+    return Data(replace(train, scale=scale, shift=shift), replace(test, scale=scale, shift=shift))
 
 
 def _seed(arguments: Mapping[str, Any]) -> dict[str, Any]:

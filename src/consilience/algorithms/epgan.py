@@ -51,10 +51,11 @@ class Briefing:
 
 @record
 class Report:
-    """What clients answer: how the networks changed, and the factor by which their sites did [K, J, M]."""
+    """What clients answer: how the networks changed, and the factor by which their sites did [K, J, M], if they have
+    any."""
 
     change: Weighted
-    site: Gaussian
+    site: Gaussian | None
 
 
 @algorithm
@@ -90,7 +91,7 @@ class EPGAN(Players):
     history: bool = True
     components: int = 1
     strength: float = 1e-3
-    scale: float = 0.1
+    scale: float = 0.03
     sites: Sites = "signal"
     anchor: Anchor = "global"
     fusion: Fusion = "sites"
@@ -180,18 +181,32 @@ class EPGAN(Players):
         return self.heard(task, theta, batch, None)
 
     def energy(self, task: Adversarial, theta: Tensor, batch: Batch, mean: Tensor, var: Tensor) -> Tensor:
-        """−ln of the prior of all samples, but for a constant; from the cavity's moments [J, M]."""
-        weights = theta[: task.played]
-        if self.sites == "signal":
-            heard = self.heard(task, theta, batch, batch.key)
-            mean, var = sigmoid_moments(heard[: self.components].unsqueeze(1), mean, var)
-        mean, var = self.all(task, mean), self.all(task, var)
-        each = ((weights - mean).square() / var + var.log()) / 2
+        """−ln of the prior of all samples, but for a constant, as f hears a batch; from the cavity's moments [J, M]."""
+        heard, weights = self.heard(task, theta, batch, batch.key), theta[: task.played]
+        m, s = sigmoid_moments(heard[: self.components].unsqueeze(1), mean, var)
         if self.components == 1:
-            return each.sum()
+            return self._single(task, weights, mean[0], m[0], s[0])
+        m, s = self.all(task, m), self.all(task, s)
+        each = ((weights - m).square() / s + s.log()) / 2
         u = keys.uniform(keys.fold(batch.key, MIXTURE), self.components, each.dtype).clamp_min(1e-7)
         share = (heard[self.components :] - (-u.log()).log()).log_softmax(0)
         return -(share.unsqueeze(1) - each).logsumexp(0).sum()
+
+    def _single(self, task: Adversarial, weights: Tensor, centre: Tensor, m: Tensor, s: Tensor) -> Tensor:
+        """½ Σ { (θ − m)² / s + ln s } over all samples, in few passes over their many weights: to m and s, which depend
+        on f, sums over samples are enough; to θ the gradient is (θ − m) / s."""
+        blocks = [weights.unsqueeze(0)] if self.apart else task.samples(weights)
+        sizes = [block.shape[1] for block in blocks]
+        total = weights.new_zeros(())
+        for block, c, mean, var in zip(
+            blocks, *(value.split_with_sizes(sizes) for value in (centre, m, s)), strict=True
+        ):
+            off, shift, count = block.detach() - c, mean - c, len(block)
+            squares = (off * off).sum(0) + shift * (count * shift - 2 * off.sum(0))
+            pull = ((off - shift) / var).detach()
+            held = (pull * block).sum()
+            total = total + (squares / var + count * var.log()).sum() / 2 + held - held.detach()
+        return total
 
     def loss(self, task: Adversarial, theta: Tensor, batch: Batch, past: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """One client's game, and the prior; the value is the game's."""
@@ -204,32 +219,34 @@ class EPGAN(Players):
         """Cavity, play on tilted after tilted, site."""
         w = message.model.theta
         cavity = self.cavity(task, message, state)
-        shape = (len(cohort), *cavity.eta.shape[-2:])
-        mean, var = (value.expand(shape).contiguous() for value in (cavity.mean, cavity.var))
-        drawn = Drawn(self, task, w, self.train.steps(cohort)) if self.sites == "samples" else None
-        played = self.play(self.loss, task, w, cohort, mean, var, look=drawn)
+        played, found = (self._by_signal if self.sites == "signal" else self._by_chain)(task, w, cavity, cohort)
         change = Weighted.of(Point(played - w), cohort.n)
-        if self.sites == "nothing":
-            nothing = torch.zeros(shape, dtype=w.dtype, device=w.device)
-            return Report(change, Gaussian(nothing, nothing)), None
-        if drawn is not None:
-            found = drawn.tilted(cavity, self.scale) / cavity
-        else:
-            size = max(self.train.batch, AT_ONCE)
-            heard = cohort.mean(task.vectorize(self.heard_plainly), played[:, : self._trained(task)], size)
-            found = sigmoid_site(heard[:, : self.components].unsqueeze(-1), Gaussian.of(mean, 1 / var))
-        if state is None:
-            return Report(change, cavity * found), None
-        share = self.damping or 1 / cohort.round_size
-        report = Report(change, (found / state) ** share)
+        if found is None or state is None:
+            return Report(change, None if found is None else cavity * found), None
+        report = Report(change, (found / state) ** (self.damping or 1 / cohort.round_size))
         return report, self.follow(state, report)
 
-    def _trained(self, task: Adversarial) -> int:
-        return task.slice(SIGNAL).stop if self.sites == "signal" else task.played
+    def _by_signal(self, task: Adversarial, w: Tensor, cavity: Gaussian, cohort: Cohort) -> tuple[Tensor, Gaussian]:
+        """What was played, and tilted / cavity by f over all of the data."""
+        shape = (len(cohort), *cavity.eta.shape[-2:])
+        mean, var = (value.expand(shape).contiguous() for value in (cavity.mean, cavity.var))
+        played = self.play(self.loss, task, w, cohort, mean, var)
+        trained, size = played[:, : task.slice(SIGNAL).stop], max(self.train.batch, AT_ONCE)
+        heard = cohort.mean(task.vectorize(self.heard_plainly), trained, size)
+        return played, sigmoid_site(heard[:, : self.components].unsqueeze(-1), Gaussian.of(mean, 1 / var))
+
+    def _by_chain(
+        self, task: Adversarial, w: Tensor, cavity: Gaussian, cohort: Cohort
+    ) -> tuple[Tensor, Gaussian | None]:
+        """What was played with the cavity for a prior, and tilted / cavity by the chain's samples, if asked for."""
+        prior = Gaussian(*(self.all(task, value.squeeze(-2)) for value in (cavity.eta, cavity.lam))) ** self.strength
+        drawn = Drawn(self, task, w, self.train.steps(cohort)) if self.sites == "samples" else None
+        played = self.play(self.game, task, w, cohort, prior=prior, look=drawn)
+        return played, None if drawn is None else drawn.tilted(cavity, self.scale) / cavity
 
     def follow(self, state: Gaussian | None, update: Report) -> Gaussian | None:
         """The site and its change."""
-        return None if state is None else state * update.site
+        return None if state is None or update.site is None else state * update.site
 
     def swap(self, server: Priored, old: Gaussian | None, new: Gaussian | None) -> Priored:
         """One site in place of another."""
@@ -240,7 +257,9 @@ class EPGAN(Players):
     def fuse(self, server: Priored, update: Report) -> Priored:
         """A server step along the mean change, and new sites in place of the old ones; printed, all priors at once."""
         model, memory = self.server.step(server.averaged.model, update.change.mean, server.averaged.memory)
-        sites = update.site if self.fusion == "printed" else server.sites * update.site
+        sites = server.sites
+        if update.site is not None:
+            sites = update.site if self.fusion == "printed" else server.sites * update.site
         return Priored(Averaged(model, memory), sites, server.anchor)
 
     def posterior(self, server: Priored) -> Point:

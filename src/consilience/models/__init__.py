@@ -1,6 +1,14 @@
 """A small zoo: networks that federate as they are (no BatchNorm), sized by the data they are given."""
 
-from consilience.models.gan import dcgan_discriminator, dcgan_generator, mlp_discriminator, mlp_generator
+from consilience.models.gan import (
+    Pair,
+    dcgan,
+    dcgan_discriminator,
+    dcgan_generator,
+    mlp_discriminator,
+    mlp_gan,
+    mlp_generator,
+)
 from consilience.models.lenet import lenet5
 from consilience.models.resnet import resnet9, resnet18
 from consilience.models.text import bag_of_words
@@ -8,14 +16,17 @@ from consilience.models.zoo import MODELS, cnn, logistic, mlp
 
 __all__ = [
     "MODELS",
+    "Pair",
     "bag_of_words",
     "cnn",
+    "dcgan",
     "dcgan_discriminator",
     "dcgan_generator",
     "lenet5",
     "logistic",
     "mlp",
     "mlp_discriminator",
+    "mlp_gan",
     "mlp_generator",
     "resnet9",
     "resnet18",

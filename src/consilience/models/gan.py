@@ -8,11 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from torch import nn
 
 from consilience.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """What a config's model is where the task is adversarial: the generator takes noise [B, latent] to examples, the
+    discriminator examples to one number each (`Adversarial`)."""
+
+    generator: nn.Sequential
+    discriminator: nn.Sequential
+    latent: int
+
+
+def mlp_gan(inputs: Sequence[int], latent: int = 8, hidden: Sequence[int] = (32, 32)) -> Pair:
+    """A GAN of linear layers for examples of any shape: `mlp_generator` and `mlp_discriminator`."""
+    _at_least_one(latent=latent)
+    return Pair(mlp_generator(latent, inputs, hidden), mlp_discriminator(inputs, hidden), latent)
+
+
+def dcgan(inputs: Sequence[int], latent: int = 100, width: int = 64) -> Pair:
+    """A GAN of convolutions for square images in (−1, 1): `dcgan_generator` and `dcgan_discriminator`."""
+    _at_least_one(latent=latent, width=width)
+    return Pair(dcgan_generator(latent, inputs, width), dcgan_discriminator(inputs, width), latent)
 
 
 def mlp_generator(latent: int, outputs: Sequence[int], hidden: Sequence[int] = (32, 32)) -> nn.Sequential:
@@ -58,6 +81,12 @@ def dcgan_discriminator(inputs: Sequence[int], width: int = 64) -> nn.Sequential
     for before, after in pairwise(channels):
         layers += [nn.Conv2d(before, after, 5, 2, 2, bias=False), _norm(after), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * end**2, 1))
+
+
+def _at_least_one(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{name} must be at least 1, got {size}")
 
 
 def _norm(channels: int) -> nn.Module:

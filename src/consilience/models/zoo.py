@@ -1,4 +1,4 @@
-"""Networks as functions of the example's shape and the number of outputs."""
+"""Networks as functions of the example's shape and the number of outputs, and GANs of the shape alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import pairwise
 from torch import nn
 
 from consilience.errors import ConfigError
+from consilience.models.gan import Pair, dcgan, mlp_gan
 from consilience.models.lenet import lenet5
 from consilience.models.resnet import resnet9, resnet18
 from consilience.models.text import bag_of_words
@@ -45,12 +46,14 @@ def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (32, 64),
     )
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module] | Callable[..., Pair]] = {
     "bag_of_words": bag_of_words,
     "cnn": cnn,
+    "dcgan": dcgan,
     "lenet5": lenet5,
     "logistic": logistic,
     "mlp": mlp,
+    "mlp_gan": mlp_gan,
     "resnet9": resnet9,
     "resnet18": resnet18,
 }

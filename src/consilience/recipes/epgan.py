@@ -55,7 +55,7 @@ TEXT = (
     "noise). GAN, FedAvg-GAN and F2A have one generator and one discriminator; others ten and four, which share all "
     "but the generators' first and the discriminators' last layer. FedAvg-GAN and F2A train the generator at the "
     f"server, {SERVED} steps a round, as many in all. “EP-ProbGAN, f = 0” is the ablation without any signal "
-    "from clients, a spring to the averaged networks; “EP, samples” has sites from the chains' own means and variances. "
+    "from clients, a spring to the averaged networks; “EP, samples” has sites from the chains' means and variances. "
     "“classifier score” has the Inception Score's formula with a classifier of these data; “classifier distance” is "
     "the Fréchet distance of its features; “classes” are those with a fifth of their share among the samples."
 )
@@ -72,6 +72,7 @@ class Images:
     train: ClientAdam
     rounds: int
     latent: int = 100
+    scale: float = 0.03  # of EP's p₀
     each: int | None = None  # training examples of a class, if not all
     objective: Objective | None = None
     paper: Figures | None = None  # where it has figures, FID is measured
@@ -80,7 +81,7 @@ class Images:
         """The paper's, and two of ours."""
         plain, noisy = self.train, replace(self.train, noise=6e-4)
         served = replace(plain, epochs=1, longest=SERVED)
-        ep = EPGAN(noisy)
+        ep = EPGAN(noisy, scale=self.scale)
         return {
             GAN: FedGAN(plain, single=True),
             BAYES: BayesGAN(noisy),
@@ -221,9 +222,9 @@ def _picture(samples: Mapping[str, str] | None) -> Picture | None:
 ADAM = ClientAdam(lr=3e-4, beta1=0.5, batch=128, epochs=10, longest=40)  # 400 updates a round
 SPLITS = (NON_IID, "iid, K=10", "iid, K=2")
 FMNIST = Images(
-    "epgan-fmnist", "fashion-mnist", (NON_IID,), 16, replace(ADAM, lr=1e-3, batch=32, epochs=2), 25, 32, each=600
+    "epgan-fmnist", "fashion-mnist", (NON_IID,), 16, replace(ADAM, lr=1e-3, batch=32, epochs=2), 15, 32, each=600
 )
-CIFAR10 = Images("epgan-cifar10", "cifar10", SPLITS, 64, ADAM, 25, paper=WASSERSTEIN)
+CIFAR10 = Images("epgan-cifar10", "cifar10", SPLITS, 64, ADAM, 25, scale=0.1, paper=WASSERSTEIN)
 CIFAR10_LS = replace(CIFAR10, name="epgan-cifar10-ls", objective=LeastSquares(), paper=LEAST_SQUARES)
 RECIPES = (
     FMNIST.recipe("EP-GAN on Fashion-MNIST, one kind of clothing a client", 1),

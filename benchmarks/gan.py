@@ -1,0 +1,74 @@
+"""What an EP prior costs beside ProbGAN, and what computing clients together gains.
+
+    python benchmarks/gan.py                       # a DCGAN of width 16 on Fashion-MNIST's shape; some minutes
+    python benchmarks/gan.py --width 64 --batch 128 --side 32 --device cuda --compile
+
+Ten clients with images of noise, ten generators and four discriminators. How methods take turns is said in contest.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import torch
+
+import consilience as cs
+from consilience.algorithms.players import ADAM, NOISY
+from consilience.models import dcgan_discriminator, dcgan_generator
+from contest import Contestant, contest, machine
+
+CLIENTS, STEPS = 10, 4
+
+
+def noise(side, batch):
+    """Images that nobody can learn."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (CLIENTS * STEPS * batch, 1, side, side), dtype=torch.uint8, generator=generator)
+    y = torch.arange(len(x)) % CLIENTS
+    data = cs.Dataset(x, y, scale=torch.tensor(2 / 255), shift=torch.tensor(-1.0), name="noise")
+    return cs.Federation.from_owner(data, y)
+
+
+def methods(batch):
+    """ProbGAN first: it is the measure."""
+    noisy = replace(NOISY, batch=batch)
+    ep = cs.EPGAN(noisy)
+    return {
+        "ProbGAN": cs.ProbGAN(noisy),
+        "EP-ProbGAN": ep,
+        "EP, f = 0": replace(ep, sites="nothing"),
+        "EP, samples": replace(ep, sites="samples"),
+        "Mixture": replace(ep, components=10),
+        "GAN": cs.FedGAN(replace(ADAM, batch=batch), single=True),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true")
+    for name, value in {"width": 16, "batch": 32, "side": 28, "repeats": 3}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args()
+    federation = noise(options.side, options.batch)
+    torch.manual_seed(0)
+    shape = (1, options.side, options.side)
+    players = dcgan_generator(100, shape, options.width), dcgan_discriminator(shape, options.width)
+    task = cs.Adversarial(*players, latent=100, generators=10, discriminators=4)
+
+    def enter(method, chunk):
+        workers = {"workers": 1, "threads": torch.get_num_threads()} if options.device == "cpu" else {}
+        engine = cs.Simulator(device=options.device, chunk=chunk, compile=options.compile, **workers)
+        return Contestant(method, task, federation, CLIENTS, engine=engine)
+
+    print(f"{CLIENTS} clients x {STEPS} steps of {options.batch} images, width {options.width}, {options.side} px")
+    print(f"{options.device}; {machine()}")
+    contest({label: enter(method, CLIENTS) for label, method in methods(options.batch).items()}, options.repeats)
+    for label in ("GAN", "ProbGAN", "EP-ProbGAN"):
+        method = methods(options.batch)[label]
+        contest({label: enter(method, CLIENTS), "one by one": enter(method, 1)}, options.repeats)
+
+
+if __name__ == "__main__":
+    main()
