@@ -414,3 +414,156 @@ def test_a_prior_that_the_step_can_follow_is_left_alone():
     assert int(acted["stiff prior"]) == 0
     expected, _ = by_torch(SGD(lr=0.05), group, 2, energy=lambda theta: 0.5 * 19.9 * theta.square().sum())
     torch.testing.assert_close(got[2], expected, **EXACT)
+
+
+# Adam at clients, epochs that end early, and who looks on
+
+
+def client_adam(**settings):
+    from consilience.inference import ClientAdam
+
+    return ClientAdam(**{"lr": 0.02, "batch": 5} | settings)
+
+
+def watched(chain, task, group):
+    """(number, clients, θ) after every step."""
+    seen = []
+    for _ in chain.iterates(
+        task.gradient(), task.initial(), group, look=lambda step, k, now: seen.append((step, k, now.clone()))
+    ):
+        pass
+    return seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epochs": 3},
+        {"epochs": 2, "lr": 0.1, "beta1": 0.5, "beta2": 0.9, "eps": 1e-3},
+        {"epochs": 3, "beta1": 0.0, "weight_decay": 0.1},
+        {"epochs": 3, "longest": 2},
+    ],
+    ids=str,
+)
+def test_every_step_of_adam_is_torch_s(settings):
+    task, group = world()
+    chain = client_adam(**settings)
+    seen = watched(chain, task, group)
+    for k in range(len(SIZES)):
+        module = copy.deepcopy(network())
+        optimiser = torch.optim.Adam(
+            module.parameters(), chain.lr, (chain.beta1, chain.beta2), chain.eps, chain.weight_decay
+        )
+        steps = [now[k] for _, live, now in seen if k < live]
+        found = iter(steps)
+        for epoch in range(chain.epochs):
+            for step, (live, batch) in enumerate(group.epoch(epoch, chain.batch)):
+                if k < live and step < (chain.longest or 100):
+                    optimiser.zero_grad()
+                    real = int(batch.w[k].sum())
+                    nn.functional.cross_entropy(module(batch.x[k, :real]), batch.y[k, :real]).backward()
+                    optimiser.step()
+                    wanted = nn.utils.parameters_to_vector(module.parameters()).detach()
+                    torch.testing.assert_close(next(found), wanted, **EXACT)
+        assert len(steps) == int(chain.steps(group)[k])
+
+
+def test_adam_without_a_large_slope_to_remember_is_amsgrad():
+    """Slopes that only grow are never forgotten."""
+    plain, never = client_adam(lr=1.0), AMSGrad(lr=1.0)
+    thetas = []
+    for chain in (plain, never):
+        theta = torch.zeros(1, 2, dtype=torch.float64)
+        memory = chain.memory(theta)
+        for t in range(1, 20):
+            chain.move(theta, memory, torch.full_like(theta, float(t)), torch.ones(1, 1), no_noise, 1.0)
+        thetas.append(theta)
+    torch.testing.assert_close(*thetas, **EXACT)
+
+
+def test_the_noise_of_adam_is_added_to_slopes_with_the_stated_deviation():
+    """With eps far above all slopes a step is lr/eps times the slope, here −1 times what was added to none."""
+    _, group = world()
+
+    def flat(theta, batch, shared=()):
+        return torch.zeros_like(theta), theta.new_zeros(len(theta))
+
+    chain, size = client_adam(lr=1e6, beta1=0.0, beta2=0.0, eps=1e6, epochs=2, noise=0.03), 20_000
+    walked = chain(flat, torch.zeros(size).double(), group)
+    expected = 0.03**2 * chain.steps(group)[:, 0]
+    torch.testing.assert_close(walked.var(1), expected, rtol=0.05, atol=0)
+    assert float(walked.mean(1).abs().max()) < 0.005
+    assert float(torch.corrcoef(walked).fill_diagonal_(0).abs().max()) < 0.05  # clients are shaken apart
+    assert not replace(chain, noise=0.0)(flat, torch.zeros(size).double(), group).any()
+
+
+def test_a_client_with_adam_moves_the_same_in_every_cohort():
+    chain = client_adam(epochs=3, noise=0.1, longest=3)
+    task, group = world()
+    together = chain(task.gradient(), task.initial(), group)
+    for k in range(len(SIZES)):
+        torch.testing.assert_close(together[k], one_by_one(chain, task, group, k), **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_an_epoch_ends_after_the_longest(kind):
+    task, group = world()
+    chain = SGD(lr=0.1, batch=5, epochs=3, longest=2) if kind == "SGD" else client_adam(epochs=3, longest=2)
+    seen = watched(chain, task, group)
+    assert [(step, k) for step, k, _ in seen] == [(step, 4 if step % 2 == 0 else 3) for step in range(6)]
+    assert chain.steps(group)[:, 0].tolist() == [6, 6, 6, 3]
+    torch.testing.assert_close(chain.time(group), chain.lr * chain.steps(group), **EXACT)
+    if kind == "SGD":
+        theta = task.initial().repeat(4, 1)
+        for epoch in range(3):
+            for _, (k, batch) in zip(range(2), group.epoch(epoch, 5), strict=False):
+                theta[:k] -= chain.lr * task.gradient()(theta[:k], batch)[0]
+        torch.testing.assert_close(chain(task.gradient(), task.initial(), group), theta, **EXACT)
+    far = replace(chain, longest=100)
+    assert far.steps(group)[:, 0].tolist() == [21, 9, 6, 3]
+    assert torch.equal(
+        far(task.gradient(), task.initial(), group),
+        replace(chain, longest=None)(task.gradient(), task.initial(), group),
+    )
+
+
+@pytest.mark.parametrize("unit", ["steps", "epochs", "rounds"])
+def test_the_time_of_a_round_counts_the_steps_that_were_taken(unit):
+    """On a slope of 1 the way is the time."""
+    from consilience.inference import Tapered
+
+    _, group = world()
+
+    def even(theta, batch, shared=()):
+        return torch.ones_like(theta), theta.new_zeros(len(theta))
+
+    chain = SGD(lr=0.1, batch=5, epochs=3, longest=2, schedule=Tapered(unit))
+    way = chain(even, torch.zeros(1).double(), group)
+    torch.testing.assert_close(-way, chain.time(group), **EXACT)
+
+
+def test_whoever_looks_sees_every_step_and_may_change_it():
+    task, group = world()
+    chain = SGD(lr=0.1, batch=5, epochs=2)
+    seen = watched(chain, task, group)
+    assert [step for step, _, _ in seen] == list(range(14))
+    assert [k for _, k, _ in seen] == 2 * [4, 3, 2, 1, 1, 1, 1]
+    assert torch.equal(seen[-1][2][0], chain(task.gradient(), task.initial(), group)[0])
+
+    def back(step, k, now):
+        now.copy_(task.initial().expand(k, -1))
+
+    for last in chain.iterates(task.gradient(), task.initial(), group, look=back):
+        assert torch.equal(last, task.initial().expand(4, -1))
+
+
+def test_settings_that_make_no_sense_for_adam_or_an_epoch_are_refused():
+    for settings, message in (
+        ({"noise": -0.1}, "noise is a standard deviation and must not be negative, got -0.1"),
+        ({"noise": float("nan")}, "noise is a standard deviation and must not be negative, got nan"),
+        ({"beta1": 1.0}, r"beta1 must lie in \[0, 1\), got 1.0"),
+        ({"eps": 0.0}, "eps must be positive, got 0.0"),
+        ({"longest": 0}, "longest must be at least 1, got 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            client_adam(**settings)

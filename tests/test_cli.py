@@ -45,6 +45,12 @@ def with_labels_up_to(top: int):
     data = cs.Dataset(torch.ones(8, 3), torch.arange(8) % (top + 1), ("sick", "well"), name="ward")
     return cs.Data(data, data)
 
+def clouds():
+    y = torch.arange(60) % 3
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)) + 4.0 * y[:, None]
+    data = cs.Dataset(x, y, name="clouds")
+    return cs.Data(data, data)
+
 def one_idle(data):
     return cs.Federation.from_owner(data, torch.arange(len(data)) % 2, names=("Chur", "Olten", "Visp"))
 
@@ -190,6 +196,18 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "a label that is a path": (
         ["compare", "config.toml", "--set", 'compare.algorithms=[{name="FedAvg", label="../up"}]'],
         ["'../up' cannot be a method's label"],
+    ),
+    "a GAN's key of a classifier": (
+        sets("task.objective=wasserstein"),
+        ["task.objective: this key is for task.kind = 'adversarial', and it is 'classification'"],
+    ),
+    "a GAN of a method for classes": (
+        sets("algorithm={name='EPGAN'}"),
+        ["EP-ProbGAN learns an Adversarial task, a generator and a discriminator, and not classification"],
+    ),
+    "examples of another kind than a GAN's": (
+        sets("task.kind=adversarial", "model.name=mlp_gan", "algorithm={name='FedGAN'}", "run.outside=digits"),
+        ["run.outside: whether doubt tells other examples apart is asked of task.kind = 'classification'"],
     ),
     "unknown command": (["rnu", "config.toml"], ["No such command 'rnu'"]),
     "no config given": (["run"], ["Missing argument"]),
@@ -511,6 +529,71 @@ def test_tuning_that_is_interrupted_goes_on_to_the_same_end(consilience: Command
     assert [e for e in parts["scores"] if e["metric"] != "seconds"] == [
         e for e in whole["scores"] if e["metric"] != "seconds"
     ]
+
+
+# GANs
+
+PLAYED: dict[str, Any] = {
+    "data": {"name": "own.py:clouds"},
+    "partition": {"name": "one_label", "clients": 3},
+    "model": {"name": "mlp_gan", "latent": 2, "hidden": [4]},
+    "task": {"kind": "adversarial", "generators": 2, "discriminators": 2, "pace": 0.5},
+    "algorithm": {"name": "EPGAN", "sites": "samples", "lr": 1e-3, "batch": 16},
+    "compare": {"algorithms": ["FedGAN", "ProbGAN", "EPGAN"], "seeds": 1},
+}
+
+
+@pytest.fixture
+def gan(tmp_path: Path, consilience: Command) -> Command:
+    """The command with a GAN's config."""
+    (tmp_path / "gan.toml").write_text(tomli_w.dumps(BASE | PLAYED))
+    return consilience
+
+
+def test_a_gan_is_run_and_its_report_shows_samples(gan: Command, tmp_path: Path) -> None:
+    ended = gan("run", "gan.toml", "--out", "r")
+    assert ended.code == 0, ended.err
+    assert "EP-ProbGAN, samples, round 2" in ended.out
+    assert "precision" in ended.out
+    samples = json.loads((tmp_path / "r" / "evaluation.json").read_text())["samples"]
+    assert samples["kind"] == "points"
+    assert "Generated and real" in (tmp_path / "r" / "report.html").read_text()
+    resolved = tomllib.loads((tmp_path / "r" / "config.toml").read_text())["task"]
+    assert resolved == PLAYED["task"] | {"augment": []}
+    assert gan("run", "r/config.toml", "--out", "again").code == 0
+    assert lines(tmp_path / "again") == lines(tmp_path / "r")
+
+
+def test_a_gan_goes_on_where_it_stopped_and_only_by_the_same_rules(gan: Command, tmp_path: Path) -> None:
+    evaluated = ["--set", "run.evaluate_every=1"]
+    assert gan("run", "gan.toml", *evaluated, "--set", "run.rounds=1", "--out", "parts").code == 0
+    other = gan("run", "gan.toml", "--out", "parts", "--resume", "--set", "task.objective=least-squares")
+    assert other.code == 2
+    assert "parts holds another run: task.objective is 'Wasserstein(" in other.err
+    assert gan("run", "gan.toml", *evaluated, "--out", "parts", "--resume").code == 0
+    assert gan("run", "gan.toml", *evaluated, "--out", "whole").code == 0
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+
+
+def test_gans_are_tuned_and_compared(gan: Command, tmp_path: Path) -> None:
+    ended = gan("compare", "gan.toml", "--tune", "2", "--out", "c")
+    assert ended.code == 0, ended.err
+    result = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert {row["method"] for row in result["rows"]} == {"FedGAN", "ProbGAN", "EP-ProbGAN, samples"}
+    assert {"precision", "recall"} <= {row["metric"] for row in result["rows"]}
+    assert [entry["trials"] for entry in result["tuning"]] == [2, 2, 2]
+    assert {entry["metric"] for entry in result["tuning"]} <= {"precision", "recall"}
+    for entry in result["runs"]:
+        assert "Generated and real" in (tmp_path / "c" / entry["directory"] / "report.html").read_text()
+
+
+def test_the_example_of_gans_makes_images(consilience: Command, tmp_path: Path) -> None:
+    example = Path(__file__).parent.parent / "examples" / "gan.toml"
+    small = ["run.rounds=1", "algorithm.epochs=1", "model.width=1", "model.latent=2", "task.generators=2"]
+    ended = consilience("run", example, *(word for o in small for word in ("--set", o)), "--out", "r")
+    assert ended.code == 0, ended.err
+    assert json.loads((tmp_path / "r" / "evaluation.json").read_text())["samples"]["kind"] == "images"
+    assert "Real examples" in (tmp_path / "r" / "report.html").read_text()
 
 
 # reproduce, report, list

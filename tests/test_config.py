@@ -93,6 +93,35 @@ def batchnorm(inputs, outputs):
     return nn.Sequential(nn.Linear(inputs[0], 3), nn.BatchNorm1d(3), nn.Linear(3, outputs))
 
 
+def players(inputs, latent: int = 3):
+    return nn.Sequential(nn.Linear(latent, 4), nn.Linear(4, inputs[0])), nn.Sequential(nn.Linear(inputs[0], 1))
+
+
+def pair(inputs, width: int = 4):
+    return cs.models.Pair(*players(inputs, width), width)
+
+
+def without_latent(inputs):
+    return players(inputs)
+
+
+class Hinge(cs.adversarial.Objective):
+    def real(self, d):
+        return (1 - d).relu()
+
+    def fake(self, d):
+        return (1 + d).relu()
+
+    def generator(self, d):
+        return -d
+
+
+def pictures(top: int = 255, shades: int = 255):
+    x = torch.arange(4 * 3 * 8 * 8).view(4, 3, 8, 8).remainder(shades + 1).to(torch.uint8)
+    data = cs.Dataset(x, torch.arange(4), scale=torch.full((3, 1, 1), 1 / top), name="pictures")
+    return cs.Data(data, data.subset(torch.arange(2)))
+
+
 constant = 5
 '''
 
@@ -306,6 +335,188 @@ def test_augmentation_changes_what_the_model_is_built_for(config: Any) -> None:
     assert isinstance(setting.task.augment, cs.Compose)
 
 
+# GANs
+
+GAN: dict[str, Any] = {
+    "data": {"name": "own.py:points"},
+    "partition": {"name": "own.py:halves"},
+    "model": {"name": "mlp_gan", "latent": 3, "hidden": [4]},
+    "task": {"kind": "adversarial"},
+}
+IMAGES = {"data": {"name": "digits"}, "partition": {"name": "one_label", "clients": 10}}
+
+
+def test_a_config_says_who_plays_how(config: Any) -> None:
+    task = {"kind": "adversarial", "objective": "least-squares", "generators": 4, "discriminators": 3, "pace": 0.3}
+    gan = {"name": "dcgan", "width": 2, "latent": 5}
+    found = config(**IMAGES, task=task, model=gan).setting().task
+    assert isinstance(found, cs.Adversarial)
+    assert (found.latent, found.generators, found.discriminators) == (5, 4, 3)
+    assert found.objective == cs.LeastSquares()
+    assert sorted(set(found.prepare().pace.tolist())) == pytest.approx([0.3, 1.0])
+    assert found.generate(found.initial(), 2).shape == (2, 1, 8, 8)
+
+
+def test_what_a_gans_config_leaves_out_is_as_in_python(config: Any) -> None:
+    task = config(**GAN).setting(7).task
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        pair = cs.models.mlp_gan((2,), latent=3, hidden=(4,))
+    usual = cs.Adversarial(pair.generator, pair.discriminator, latent=3)
+    assert torch.equal(task.initial(), usual.initial())
+    assert task.settings() == usual.settings()
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        ("wasserstein", cs.Wasserstein()),
+        ({"name": "wasserstein", "penalty": 1.0}, cs.Wasserstein(1.0)),
+        ({"name": "least-squares", "penalty": 2}, cs.LeastSquares(2.0)),
+    ],
+)
+def test_an_objective_is_a_name_or_a_table(config: Any, objective: Any, expected: Any) -> None:
+    found = config(**GAN | {"task": {"kind": "adversarial", "objective": objective}}).setting()
+    assert found.task.objective == expected
+
+
+def test_players_and_objective_may_be_the_users_own(config: Any) -> None:
+    for model, latent in (
+        ({"name": "own.py:players"}, 3),
+        ({"name": "own.py:players", "latent": 5}, 5),
+        ({"name": "own.py:pair", "width": 6}, 6),
+    ):
+        task = {"kind": "adversarial", "objective": "own.py:Hinge"}
+        setting = config(**GAN | {"model": model, "task": task}).setting()
+        setting.task.check(setting.federation.data)
+        assert setting.task.latent == latent
+        assert type(setting.task.objective).__name__ == "Hinge"
+
+
+@pytest.mark.parametrize("shades", [255, 16])
+def test_a_gans_images_reach_from_black_to_the_brightest_pixel(config: Any, shades: int) -> None:
+    data = {"name": "own.py:pictures", "shades": shades, "top": shades}
+    gan = {"data": data, "partition": {"name": "iid", "clients": 2}, "model": {"name": "dcgan", "width": 1}}
+    setting = config(**GAN | gan).setting()
+    for part in (setting.federation.data, setting.test):
+        inputs = part.inputs(torch.arange(len(part)))
+        assert (float(inputs.min()), float(inputs.max())) == (-1, 1)
+        torch.testing.assert_close(inputs, part.x.float() * 2 / shades - 1)
+    usual = config(data=data, partition=gan["partition"]).setting().federation.data
+    assert float(usual.inputs(torch.arange(4)).min()) == 0
+
+
+def test_a_gans_tables_stay_as_they_are(config: Any) -> None:
+    gan, usual = (config(**GAN | other).setting() for other in ({}, {"task": {}, "model": {"name": "logistic"}}))
+    assert torch.equal(gan.federation.data.x, usual.federation.data.x)
+    assert gan.federation.data.scale is None
+
+
+GAN_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "an objective of classification": (
+        {"task": {"objective": "wasserstein"}, "model": {"name": "logistic"}},
+        "task.objective: this key is for task.kind = 'adversarial', and it is 'classification'",
+    ),
+    "generators of regression": (
+        {"task": {"kind": "regression", "generators": 2}, "model": {"name": "logistic"}},
+        "task.generators: this key is for task.kind = 'adversarial', and it is 'regression'",
+    ),
+    "noise": (
+        {"task": {"kind": "adversarial", "noise": 0.5}},
+        "task.noise: this key is for task.kind = 'regression', and it is 'adversarial'",
+    ),
+    "noise of classes": (
+        {"task": {"noise": 0.5}, "model": {"name": "logistic"}},
+        "task.noise: this key is for task.kind = 'regression', and it is 'classification'",
+    ),
+    "augmentation": (
+        {"task": {"kind": "adversarial", "augment": [{"name": "Flip"}]}},
+        "task.augment: this key is for task.kind = 'classification' or 'regression' or 'multi-label', and it is "
+        "'adversarial'",
+    ),
+    "a classifier": (
+        {"model": {"name": "mlp"}},
+        "model.name: mlp makes no generator and discriminator, which task.kind = 'adversarial' needs; dcgan and "
+        "mlp_gan do, or a function of your own that returns both",
+    ),
+    "a GAN for classes": (
+        {"task": {}},
+        "model.name: mlp_gan makes a generator and a discriminator, for task.kind = 'adversarial', and it is "
+        "'classification'",
+    ),
+    "own players for classes": (
+        {"task": {}, "model": {"name": "own.py:players"}},
+        "model.name: own.py:players makes a generator and a discriminator, for task.kind = 'adversarial'",
+    ),
+    "no latent": (
+        {"model": {"name": "own.py:without_latent"}},
+        "model.name: own.py:without_latent must have an argument latent, how many numbers its generator takes, or "
+        "return consilience.models.Pair(generator, discriminator, latent)",
+    ),
+    "a misspelt model": ({"model": {"name": "dcgann"}}, "model.name: unknown name 'dcgann'; did you mean 'dcgan'?"),
+    "a misspelt key": ({"model": {"name": "mlp_gan", "laten": 3}}, "model.laten: unknown key; did you mean 'latent'?"),
+    "no noise": ({"model": {"name": "mlp_gan", "latent": 0}}, "model: latent must be at least 1, got 0"),
+    "a table for a DCGAN": (
+        {"model": {"name": "dcgan"}},
+        "model: dcgan_generator needs images [channels, height, width], got examples of shape (2,)",
+    ),
+    "a misspelt kind": ({"task": {"kind": "adversary"}}, "task.kind: unknown kind 'adversary'; did you mean 'adver"),
+    "a misspelt key of the task": (
+        {"task": {"kind": "adversarial", "generator": 3}},
+        "task.generator: unknown key; did you mean 'generators'? allowed: augment, discriminators, generators",
+    ),
+    "no generator": (
+        {"task": {"kind": "adversarial", "generators": 0}},
+        "task.generators: input should be greater than 0, got 0",
+    ),
+    "no pace": ({"task": {"kind": "adversarial", "pace": 0}}, "task.pace: input should be greater than 0, got 0"),
+    "a misspelt objective": (
+        {"task": {"kind": "adversarial", "objective": "waserstein"}},
+        "task.objective: unknown name 'waserstein'; did you mean 'wasserstein'? allowed: least-squares, wasserstein",
+    ),
+    "a wrong penalty": (
+        {"task": {"kind": "adversarial", "objective": {"name": "wasserstein", "penalty": -1}}},
+        "task.objective: penalty must not be negative, got -1",
+    ),
+    "a number for an objective": (
+        {"task": {"kind": "adversarial", "objective": 3}},
+        "task.objective: a table or a name was expected, got 3",
+    ),
+    "something else for an objective": (
+        {"task": {"kind": "adversarial", "objective": "own.py:fixed"}},
+        "is not an Objective",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", GAN_MISTAKES)
+def test_mistakes_about_gans_get_one_sentence(config: Any, mistake: str) -> None:
+    sections, part = GAN_MISTAKES[mistake]
+    sentence = refused(lambda: config(**GAN | sections))
+    assert part in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("kind", ["adversarial", "regression"])
+def test_only_doubt_about_classes_is_tried_on_other_examples(config: Any, kind: str) -> None:
+    loaded = config(**GAN | {"task": {"kind": kind}}, run={"rounds": 1, "outside": "digits"})
+    with pytest.raises(ConfigError) as caught:
+        loaded.outside()
+    assert str(caught.value) == (
+        "run.outside: whether doubt tells other examples apart is asked of task.kind = 'classification', "
+        f"and it is {kind!r}"
+    )
+
+
+def test_a_gans_config_as_a_table_means_the_same_again(config: Any, tmp_path: Path) -> None:
+    task = {"kind": "adversarial", "objective": "own.py:Hinge", "pace": 0.3}
+    loaded = config(**GAN | {"model": {"name": "own.py:players"}, "task": task})
+    (tmp_path / "again.toml").write_text(tomli_w.dumps(loaded.as_table()))
+    again = read_config(tmp_path / "again.toml")
+    assert again.setting().task.settings() == loaded.setting().task.settings()
+    assert torch.equal(again.setting().task.initial(), loaded.setting().task.initial())
+
+
 # compare.algorithms
 
 
@@ -460,7 +671,7 @@ OWN_MISTAKES = {
     "no algorithm to switch to": (
         {"algorithm": {"name": "Switch", "at": 3, "then": "own.py:fixed"}},
         "algorithm.then: ",
-        "makes no such part; allowed: ADF, Downpour",
+        "makes no such part; allowed: ADF, BayesGAN, Downpour",
     ),
     "unknown argument": (
         {"model": {"name": "own.py:Net", "widht": 3}},
@@ -498,7 +709,7 @@ UNKNOWN = {
     "algorithm.name=fedavg": ["algorithm.name: unknown name 'fedavg'", "did you mean 'FedAvg'?"],
     "algorithm.lrr=0.1": ["algorithm.lrr: unknown key", "did you mean 'lr'?", "momentum"],
     "algorithm.train.lrr=0.1": ["algorithm.train.lrr: unknown key", "did you mean 'lr'?"],
-    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: AMSGrad, RMSprop, SGD"],
+    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: AMSGrad, ClientAdam, RMSprop, SGD"],
     "algorithm.server=Adamm": ["algorithm.server: unknown name 'Adamm'", "did you mean 'Adam'?"],
     'algorithm.server={name="Adam", rate=1}': ["algorithm.server.rate: unknown key", "beta1"],
     'algorithm={name="FedEP", lrr=1}': ["algorithm.lrr: unknown key", "did you mean 'lr'?", "damping", "momentum"],
@@ -511,7 +722,7 @@ UNKNOWN = {
         "algorithm.momentum: unknown key", "temperature"],
     'algorithm={name="FedEP", site={lr=1}}': ["algorithm.site.name must be given; allowed: AdaGrad, Adam, Momentum"],
     'algorithm={name="Switch", at=3, then="FedEPP"}': ["algorithm.then: unknown name 'FedEPP'", "'FedEP'?"],
-    'algorithm={name="Switch", at=3, then={lr=1}}': ["algorithm.then.name must be given; allowed: ADF, Downpour"],
+    'algorithm={name="Switch", at=3, then={lr=1}}': ["algorithm.then.name must be given; allowed: ADF, BayesGAN, Downpour"],
     'algorithm={name="Switch", at=3, then="Switch"}': ["algorithm.then: unknown name 'Switch'", "FedEP"],
     'algorithm={name="Switch", at=3, then={name="FedEP", lrr=1}}': ["algorithm.then.lrr: unknown key", "'lr'?"],
     'algorithm={name="Switch", at=3, then={name="FedEP", infer={name="Laplace", kapa=1}}, lr=1}': [

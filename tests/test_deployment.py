@@ -470,6 +470,58 @@ def test_an_app_with_a_model_and_method_of_ones_own_runs(
     assert '"clients": 3' in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
+PLAYERS = ('model={name="mlp_gan", latent=2, hidden=[4]}', 'task={kind="adversarial", generators=2, pace=0.5}')
+
+
+def test_a_gan_is_learned_at_sites_as_in_a_simulation(tmp_path: Path, modules: Any, grid: MemoryGrid) -> None:
+    app = new(tmp_path / "silos", *PLAYERS, 'algorithm={name="EPGAN", sites="samples"}', "engine.precision=float64")
+    server, site = modules(app)
+    for name in SITES:
+        grid.start(site, site=name, data=str(SILOS / f"{name}.csv"), states=str(tmp_path / "states"))
+    out = tmp_path / "run"
+    server(grid, context(rounds=2, out=str(out)))
+    deployed = read_deployment(app / "silos_app" / "config.toml")
+    assert deployed.config.task.model_dump(exclude_none=True) == {
+        "kind": "adversarial", "augment": [], "generators": 2, "pace": 0.5
+    }  # fmt: skip
+    site_settings = table(app)["site"]
+    parts = {name: read_site(SILOS / f"{name}.csv", name=name, classes=("0", "1"), **site_settings) for name in SITES}
+    run = cs.fit(
+        deployed.algorithm(),
+        deployed.task_for(0),
+        cs.Federation.from_silos({name: part.train for name, part in parts.items()}),
+        rounds=2,
+        engine=cs.Simulator(device="cpu", chunk=1, workers=1, precision="float64"),
+        progress=False,
+    )
+    torch.testing.assert_close(cs.load_posterior(out).theta, run.posterior.theta, rtol=1e-10, atol=1e-10)
+    assert '"recall"' in (out / "evaluation.json").read_text()
+
+
+def test_a_gans_images_are_to_be_brought_to_the_same_range_at_sites(tmp_path: Path) -> None:
+    path = simulation(
+        tmp_path,
+        data={"name": "digits"},
+        partition={"name": "one_label", "clients": 10},
+        model={"name": "dcgan", "width": 1, "latent": 2},
+        task={"kind": "adversarial", "objective": "least-squares"},
+        algorithm={"name": "FedGAN"},
+    )
+    write_app(tmp_path / "app", read_config(path))
+    found = table(tmp_path / "app")
+    assert found["task"] == {"kind": "adversarial", "objective": "least-squares"}
+    (mean,), (std,) = found["site"]["mean"], found["site"]["std"]
+    assert (0 / 255 - mean) / std == pytest.approx(-1, abs=1e-4)
+    assert (16 / 255 - mean) / std == pytest.approx(1, abs=1e-4)  # digits have 17 shades
+    deployed = read_deployment(tmp_path / "app" / "app_app" / "config.toml")
+    assert deployed.classes == tuple("0123456789")  # which folders of images are called by
+
+
+def test_a_gan_needs_no_classes_at_sites(config: Any) -> None:
+    gan = {"task": {"kind": "adversarial"}, "model": {"name": "mlp_gan"}, **federation(classes=None)}
+    assert read_deployment(config(**gan)).classes == ()
+
+
 def test_the_seed_of_the_run_is_that_of_every_sites_network(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

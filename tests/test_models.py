@@ -11,10 +11,13 @@ from consilience.errors import ConfigError
 from consilience.layers import check_layers
 from consilience.models import (
     MODELS,
+    Pair,
+    dcgan,
     dcgan_discriminator,
     dcgan_generator,
     lenet5,
     mlp_discriminator,
+    mlp_gan,
     mlp_generator,
     resnet9,
 )
@@ -156,9 +159,9 @@ def test_a_dcgan_may_have_any_width(odd):
     ("module", "size"),
     [
         (mlp_generator(16, (2,)), (16 * 32 + 32) + 64 + (32 * 32 + 32) + 64 + (32 * 2 + 2)),
-        (mlp_discriminator((2,)), (2 * 32 + 32) + 64 + (32 * 32 + 32) + (32 + 1)),
+        (mlp_discriminator((2,)), (2 * 32 + 32) + (32 * 32 + 32) + (32 + 1)),
         (mlp_generator(16, (2,), hidden=()), 16 * 2 + 2),
-        (mlp_discriminator((1, 2, 3), hidden=(7,)), (6 * 7 + 7) + 14 + (7 + 1)),
+        (mlp_discriminator((1, 2, 3), hidden=(7,)), (6 * 7 + 7) + (7 + 1)),
         (dcgan_generator(100, (1, 28, 28)), 6272 * 101 + 2 * 128 + 16 * 128 * 64 + 2 * 64 + (16 * 64 + 1)),
         (dcgan_generator(100, (3, 32, 32)), 1_073_027),
         (dcgan_discriminator((1, 28, 28)), (25 * 64 + 64) + 25 * 64 * 128 + 2 * 128 + (49 * 128 + 1)),
@@ -198,5 +201,34 @@ def test_a_dcgan_refuses_what_is_no_image():
         dcgan_discriminator((28, 28))
 
 
-def test_gans_are_not_in_the_list_of_classifiers():
+def test_the_list_has_whole_gans_and_no_player_alone():
     assert not any("generator" in name or "discriminator" in name for name in MODELS)
+    assert (MODELS["dcgan"], MODELS["mlp_gan"]) == (dcgan, mlp_gan)
+
+
+@pytest.mark.parametrize(("make", "shape"), [(dcgan, (1, 8, 8)), (mlp_gan, (2,)), (mlp_gan, (1, 8, 8))])
+def test_a_gan_is_a_pair_of_players_that_fit(make, shape):
+    pair = make(shape, latent=3)
+    assert isinstance(pair, Pair)
+    assert pair.latent == 3
+    assert pair.discriminator(pair.generator(torch.randn(4, 3))).shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes", "message"),
+    [
+        (dcgan, {"latent": 0}, "latent must be at least 1, got 0"),
+        (dcgan, {"width": -1}, "width must be at least 1, got -1"),
+        (mlp_gan, {"latent": -2}, "latent must be at least 1, got -2"),
+    ],
+)
+def test_players_of_no_size_are_refused(make, sizes, message):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        make((1, 8, 8), **sizes)
+
+
+def test_a_discriminator_knows_how_far_a_point_is():
+    torch.manual_seed(0)
+    discriminator = mlp_discriminator((2,))
+    near, far = discriminator(torch.tensor([[10.0, 5.0], [10_000.0, 5_000.0]])).flatten()
+    assert abs(far) > 100 * abs(near)

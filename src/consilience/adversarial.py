@@ -282,7 +282,7 @@ class Adversarial(Task):
         parts = self.split(theta)
         made = self.call_one(MAIN, parts[MAIN], self.latents(batch.key, len(batch.x)), key=batch.key)
         against = self.generator_loss_one(parts, made, batch, past)
-        return self.discriminator_loss_one(parts, made.detach(), batch) + against - against.detach()
+        return self.discriminator_loss_one(parts, made.detach(), batch) + (against - against.detach())
 
     def generator_loss_one(
         self, parts: dict[str, Tensor], made: Tensor, batch: Batch, past: Tensor | None = None
@@ -320,7 +320,7 @@ class Adversarial(Task):
     def generate(self, theta: Tensor, count: int, seed: int = 0) -> Tensor:
         """`count` examples of θ's generators, in model units; the first ones are the same for every count."""
         z = self.latents(keys.key(seed, purpose="generate"), count).to(self.device)
-        whole = AT_ONCE - AT_ONCE % self.generators  # so that every generator goes on where it was
+        whole = max(AT_ONCE // self.generators, 1) * self.generators  # so that every generator goes on where it was
         with torch.no_grad():
             return torch.cat([self.apply_one(theta.to(self.dtype), some) for some in torch.split(z, whole)])
 
@@ -343,7 +343,8 @@ class Adversarial(Task):
                 f"the discriminator cannot score examples of {data.name}, of shape {shape}: {error}"
             ) from error
 
-    def _unlabelled(self) -> NoReturn:
+    def need_labels(self) -> NoReturn:
+        """There are none."""
         raise TaskError(
             "an adversarial task has no labels to predict, and this needs a likelihood. FedGAN, ProbGAN and EPGAN are "
             "made for it; methods that need no more than gradients (FedAvg, FedProx, SCAFFOLD, FedEP) can learn it, too"
@@ -351,20 +352,20 @@ class Adversarial(Task):
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """None."""
-        self._unlabelled()
+        self.need_labels()
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         """None."""
-        self._unlabelled()
+        self.need_labels()
 
     def predictive(self, output: Tensor) -> Tensor:
         """None."""
-        self._unlabelled()
+        self.need_labels()
 
     def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
         """None."""
-        self._unlabelled()
+        self.need_labels()
 
     def fits(self, output: Tensor, data: Dataset) -> None:
         """None."""
-        self._unlabelled()
+        self.need_labels()

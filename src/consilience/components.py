@@ -211,9 +211,14 @@ def _kinds(hint: Any) -> dict[str, type]:
         return {name: kind for part in parts for name, kind in part.items()} if all(parts) else {}
     if not inspect.isclass(hint) or not (is_dataclass(hint) or inspect.isabstract(hint)):
         return {}
-    found = {} if inspect.isabstract(hint) else {hint.__name__: hint}
-    package = hint.__module__.partition(".")[0]
-    for child in hint.__subclasses__():
+    return _below(hint)
+
+
+def _below(kind: type[Any]) -> dict[str, type]:
+    """A class, if it is a component itself, and those below it; what stands between them need not be one."""
+    found = {kind.__name__: kind} if is_dataclass(kind) and not inspect.isabstract(kind) else {}
+    package = kind.__module__.partition(".")[0]
+    for child in kind.__subclasses__():
         if child.__module__.partition(".")[0] == package:
-            found |= _kinds(child)
+            found |= _below(child)
     return found

@@ -222,7 +222,7 @@ def _judged(
     task: Adversarial, belief: Belief | Callable[[int], Belief], test: Dataset | Federation, samples: int
 ) -> Evaluation:
     """What a task's judges say of examples like those of `test`; clients' own generators are judged together."""
-    data = test if isinstance(test, Dataset) else test.data
+    data = test if isinstance(test, Dataset) else test.data.subset(test.order.to(test.data.x.device))
     beliefs = [belief(c) for c in range(len(test))] if callable(belief) else [belief]
     count = max(64, *(judge.count for judge in task.judges), 0)
 
@@ -241,7 +241,8 @@ def _shown(task: Adversarial, belief: Belief, data: Dataset, made: Tensor) -> di
     some = torch.linspace(0, len(data) - 1, min(SHOWN, len(data))).long()
     real = data.inputs(some.to(data.x.device), task.dtype)
     if data.scale is not None and made.dim() == 4 and made.shape[1] in (1, 3):
-        return image_samples(*(pixels(x.cpu(), data.to("cpu")) / 255 for x in (made, real)))
+        brightest = data.x.max().item()  # 255, but for digits of fewer shades
+        return image_samples(*((pixels(x.cpu(), data.to("cpu")) / brightest).clamp(0, 1) for x in (made, real)))
     if made.shape[1:] != (2,):
         return None
     low, high = real.min(0).values, real.max(0).values

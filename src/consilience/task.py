@@ -110,6 +110,9 @@ class Task(ABC):
         ]
         return facts(type(self).__name__, about)
 
+    def need_labels(self) -> None:  # noqa: B027 (most have some)
+        """Refuse a method that needs a likelihood of labels, where a task has none."""
+
     @abstractmethod
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """−log p(y | output) of each example, [B]."""

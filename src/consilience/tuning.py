@@ -242,11 +242,15 @@ def _without_complaints() -> Iterator[None]:
         log.removeFilter(other)
 
 
+# Of generators' scores those that a collapsed one cannot win.
+PREFERRED = ("nll", "fid", "classifier_distance", "modes", "recall")
+
+
 def _metric(scores: Mapping[str, float], select: str | None) -> str:
     """The score to go by; one that was asked for must be there, and have a better and a worse."""
     usable = [metric for metric in scores if direction(metric)]
     if select is None and usable:
-        return "nll" if "nll" in usable else usable[0]
+        return next((metric for metric in PREFERRED if metric in usable), usable[0])
     if select not in usable:
         raise ConfigError(f"select: {select!r} is no score to tune by; {nearest(select or '', usable)}")
     return select

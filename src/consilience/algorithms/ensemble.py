@@ -38,7 +38,8 @@ class Ensemble(Alone):
         return "Ensemble by class" if self.by_class else "Ensemble"
 
     def adapt(self, task: Task) -> Task:
-        """The same, if it has classes to weight by."""
+        """The same, if it has something to predict, and classes where it should weight by them."""
+        task.need_labels()
         if self.by_class and task.kind != "classification":
             raise TaskError(f"an ensemble by class needs class labels, but the task is {task.kind}")
         return task

@@ -205,13 +205,13 @@ class EPGAN(Players):
             squares = (off * off).sum(0) + shift * (count * shift - 2 * off.sum(0))
             pull = ((off - shift) / var).detach()
             held = (pull * block).sum()
-            total = total + (squares / var + count * var.log()).sum() / 2 + held - held.detach()
+            total = total + (squares / var + count * var.log()).sum() / 2 + (held - held.detach())
         return total
 
     def loss(self, task: Adversarial, theta: Tensor, batch: Batch, past: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """One client's game, and the prior; the value is the game's."""
         prior = self.strength * self.energy(task, theta, batch, mean, var)
-        return self.game(task, theta, batch, past) + prior - prior.detach()
+        return self.game(task, theta, batch, past) + (prior - prior.detach())
 
     def local(
         self, task: Adversarial, message: Briefing, state: Gaussian | None, cohort: Cohort
@@ -293,14 +293,15 @@ class Drawn:
     """Moments of the M weights that a prior is about, over all samples and the later half of a round's steps [K, 1]."""
 
     def __init__(self, method: EPGAN, task: Adversarial, w: Tensor, steps: Tensor) -> None:
-        self.method, self.task, self.steps = method, task, steps
+        self.method, self.task, self.steps, self.taken = method, task, steps, torch.zeros_like(steps)
         self.centre = method.one(task, w)  # from there, as what is far from 0 would lose the digits of its variance
         self.around = method.all(task, self.centre)
         self.first, self.second = (torch.zeros_like(steps * self.centre) for _ in range(2))
 
     def __call__(self, step: int, k: int, now: Tensor) -> None:
         """A look at θ [k, P] after a step."""
-        later = (2 * (step + 1) > self.steps[:k]).to(now.dtype)
+        self.taken[:k] += 1
+        later = (2 * self.taken[:k] > self.steps[:k]).to(now.dtype)
         off = now[:, : self.task.played] - self.around
         self.first[:k] += later * self.method.one(self.task, off)
         self.second[:k] += later * self.method.one(self.task, off.square())

@@ -10,7 +10,7 @@ from torch import Tensor
 from consilience import keys
 from consilience.adversarial import HEADS, TRUNK, Adversarial
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.fedavg_gan import MAKER, SHORT, blank, take, trained
+from consilience.algorithms.fedavg_gan import MAKER, SHORT, blank, check_maker, take, trained
 from consilience.algorithms.players import adversarial
 from consilience.cohort import Cohort, Info
 from consilience.errors import ConfigError
@@ -46,6 +46,7 @@ class F2A(Algorithm):
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.beta >= 0:
             raise ConfigError(f"steps must be at least 1 and beta not negative, got {self.steps} and {self.beta}")
+        check_maker(self.maker)
 
     def adapt(self, task: Task) -> Task:
         """As it is, or with one player each."""

@@ -45,6 +45,7 @@ class FedAvgGAN(Algorithm):
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, got {self.steps}")
+        check_maker(self.maker)
 
     @property
     def name(self) -> str:
@@ -114,6 +115,14 @@ def blank(task: Adversarial, key: Tensor, count: int) -> Batch:
     """A cohort of one without examples, only weights and a key, for a server that has no data."""
     weight = torch.ones(1, count, dtype=task.dtype, device=task.device)
     return Batch(weight, weight, weight, key.view(1))
+
+
+def check_maker(chain: Chain) -> None:
+    """Refuse what a server's optimiser would not do: it has steps and a batch, and neither data nor epochs."""
+    unused = {"epochs": 1, "longest": None, "weight_decay": 0, "schedule": None, "noise": 0, "temperature": 0}
+    for name, usual in unused.items():
+        if getattr(chain, name, usual) != usual:
+            raise ConfigError(f"maker.{name} has no effect at the server: leave it out, got {getattr(chain, name)}")
 
 
 def take(chain: Chain, theta: Tensor, memory: Memory, slope: Tensor) -> None:

@@ -75,7 +75,7 @@ class FedDC(Algorithm):
         w, c = message.model.theta, message.c
         pull = Gaussian(self.alpha * (w - state.h) + state.c - c, w.new_full((1,), self.alpha))
         delta = self.train(task.gradient(), w, cohort, prior=pull).sub_(w)
-        change = Drift(delta, change_of_control(c, delta, self.train.time(cohort)))
+        change = Drift(delta, change_of_control(c, delta, self.train.time(cohort, task.pace)))
         update = Weighted(change, torch.ones_like(cohort.n))
         return update, self.follow(state, update)
 

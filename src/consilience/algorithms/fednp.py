@@ -122,6 +122,7 @@ class FedNP(Algorithm):
 
     def adapt(self, task: Task) -> Task:
         """Append the network of f and the natural-parameter network. They begin alike in every run."""
+        task.need_labels()
         if task.head is None:
             raise TaskError("FedNP needs a linear layer, whose weights it can predict, but the module has none")
         head = task.module.get_submodule(task.head)

@@ -75,11 +75,12 @@ class Players(Algorithm):
         """All clients' weights [K, P] after a round from w [P] with `loss(task, θ, batch, past, *own)`."""
         trained = task.slice(PAST).start if self.history else len(w)
         theta, past = w[:trained], w[trained:].repeat(len(cohort), 1)
-        steps = self.train.steps(cohort)
+        steps, taken = self.train.steps(cohort), torch.zeros_like(cohort.n)  # a client's own: others may have more
 
         def after(step: int, k: int, now: Tensor) -> None:
+            taken[:k] += 1
             if self.history:
-                number = (cohort.round - 1) * steps[:k] + step + 1  # of this client's steps, in all rounds
+                number = (cohort.round - 1) * steps[:k] + taken[:k]  # in all rounds
                 share = torch.where(number % EVERY == 0, EVERY / number, 0)
                 past[:k] += share * (now[:, task.slice(HEADS)] - past[:k])
             if look is not None:

@@ -82,7 +82,7 @@ class SCAFFOLD(Algorithm):
             everywhere = w.expand(len(cohort), -1)
             change = cohort.mean(task.gradient(), everywhere, self.train.batch) - state.c
         else:
-            change = change_of_control(c, delta, self.train.time(cohort))
+            change = change_of_control(c, delta, self.train.time(cohort, task.pace))
         update = Weighted(Steered(Point(delta), change), torch.ones_like(cohort.n))
         return update, self.follow(state, update)
 

@@ -78,8 +78,11 @@ class Chain(ABC):
         """How many steps clients take in a round, [K, 1]."""
         return self.epochs * self.batches(cohort.n).to(cohort.n)
 
-    def time(self, cohort: Cohort) -> Tensor:
-        """The sum of the step sizes of clients in a round, [K, 1]: without a schedule lr · steps."""
+    def time(self, cohort: Cohort, relative: Tensor | None = None) -> Tensor:
+        """The sum of the step sizes of clients in a round, [K, 1]: without a schedule lr · steps. Where a task has a
+        `relative` pace it is that of every parameter, [K, P]."""
+        if relative is not None:
+            return self.time(cohort) * relative
         if self.schedule is None:
             return self.lr * self.steps(cohort)
         total, batches = torch.zeros_like(cohort.n), self.batches(cohort.n)
