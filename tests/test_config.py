@@ -722,7 +722,7 @@ UNKNOWN = {
         "algorithm.momentum: unknown key", "temperature"],
     'algorithm={name="FedEP", site={lr=1}}': ["algorithm.site.name must be given; allowed: AdaGrad, Adam, Momentum"],
     'algorithm={name="Switch", at=3, then="FedEPP"}': ["algorithm.then: unknown name 'FedEPP'", "'FedEP'?"],
-    'algorithm={name="Switch", at=3, then={lr=1}}': ["algorithm.then.name must be given; allowed: ADF, BayesGAN, Downpour"],
+    'algorithm={name="Switch", at=3, then={lr=1}}': ["algorithm.then.name must be given; allowed: ADF, BayesGAN"],
     'algorithm={name="Switch", at=3, then="Switch"}': ["algorithm.then: unknown name 'Switch'", "FedEP"],
     'algorithm={name="Switch", at=3, then={name="FedEP", lrr=1}}': ["algorithm.then.lrr: unknown key", "'lr'?"],
     'algorithm={name="Switch", at=3, then={name="FedEP", infer={name="Laplace", kapa=1}}, lr=1}': [

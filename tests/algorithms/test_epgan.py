@@ -605,3 +605,11 @@ def test_settings_that_make_no_sense_are_refused_with_a_sentence(options, senten
     with pytest.raises(ConfigError) as error:
         cs.EPGAN(**{"strength": 0.5, "scale": 0.1, "hidden": 8} | options)
     assert str(error.value) == sentence
+
+
+def test_a_spring_for_every_sample_is_fedprox():
+    federation = points()
+    spring = epgan(sites="nothing", apart=True, history=False, strength=0.02, scale=0.1)
+    leash = cs.FedProx(spring.train, mu=2.0)  # λ/scale²
+    ours, theirs = (learn(method, game(), federation, rounds=2).posterior.mean for method in (spring, leash))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
