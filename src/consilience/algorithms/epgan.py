@@ -84,7 +84,7 @@ class EPGAN(Players):
     counted K times, and variances shrink K-fold every round.
     """
 
-    ranges: ClassVar[Ranges] = {"strength": Range(1e-5, 1e-1), "scale": Range(0.01, 1.0)}
+    ranges: ClassVar[Ranges] = {"strength": Range(1e-5, 1e-1), "scale": Range(0.003, 0.3)}
     train: Chain = NOISY
     server: ServerOptimizer = Momentum()
     interpolate: float = 0.0
