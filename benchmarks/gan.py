@@ -30,9 +30,9 @@ def noise(side, batch):
     return cs.Federation.from_owner(data, y)
 
 
-def methods(batch):
+def methods(batch, epochs):
     """ProbGAN first: it is the measure."""
-    noisy = replace(NOISY, batch=batch)
+    noisy = replace(NOISY, batch=batch, epochs=epochs)
     ep = cs.EPGAN(noisy)
     return {
         "ProbGAN": cs.ProbGAN(noisy),
@@ -40,7 +40,7 @@ def methods(batch):
         "EP, f = 0": replace(ep, sites="nothing"),
         "EP, samples": replace(ep, sites="samples"),
         "Mixture": replace(ep, components=10),
-        "GAN": cs.FedGAN(replace(ADAM, batch=batch), single=True),
+        "GAN": cs.FedGAN(replace(ADAM, batch=batch, epochs=epochs), single=True),
     }
 
 
@@ -48,7 +48,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
-    for name, value in {"width": 16, "batch": 32, "side": 28, "repeats": 3}.items():
+    for name, value in {"width": 16, "batch": 32, "side": 28, "epochs": 5, "repeats": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     federation = noise(options.side, options.batch)
@@ -62,11 +62,16 @@ def main():
         engine = cs.Simulator(device=options.device, chunk=chunk, compile=options.compile, **workers)
         return Contestant(method, task, federation, CLIENTS, engine=engine)
 
-    print(f"{CLIENTS} clients x {STEPS} steps of {options.batch} images, width {options.width}, {options.side} px")
+    print(
+        f"{CLIENTS} clients x {options.epochs * STEPS} steps of {options.batch} images, width {options.width}, {options.side} px"
+    )
     print(f"{options.device}; {machine()}")
-    contest({label: enter(method, CLIENTS) for label, method in methods(options.batch).items()}, options.repeats)
+    contest(
+        {label: enter(method, CLIENTS) for label, method in methods(options.batch, options.epochs).items()},
+        options.repeats,
+    )
     for label in ("GAN", "ProbGAN", "EP-ProbGAN"):
-        method = methods(options.batch)[label]
+        method = methods(options.batch, options.epochs)[label]
         contest({label: enter(method, CLIENTS), "one by one": enter(method, 1)}, options.repeats)
 
 
