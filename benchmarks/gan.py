@@ -62,17 +62,12 @@ def main():
         engine = cs.Simulator(device=options.device, chunk=chunk, compile=options.compile, **workers)
         return Contestant(method, task, federation, CLIENTS, engine=engine)
 
-    print(
-        f"{CLIENTS} clients x {options.epochs * STEPS} steps of {options.batch} images, width {options.width}, {options.side} px"
-    )
+    steps, crew = options.epochs * STEPS, methods(options.batch, options.epochs)
+    print(f"{CLIENTS} clients x {steps} steps of {options.batch} images, width {options.width}, {options.side} px")
     print(f"{options.device}; {machine()}")
-    contest(
-        {label: enter(method, CLIENTS) for label, method in methods(options.batch, options.epochs).items()},
-        options.repeats,
-    )
+    contest({label: enter(method, CLIENTS) for label, method in crew.items()}, options.repeats)
     for label in ("GAN", "ProbGAN", "EP-ProbGAN"):
-        method = methods(options.batch, options.epochs)[label]
-        contest({label: enter(method, CLIENTS), "one by one": enter(method, 1)}, options.repeats)
+        contest({label: enter(crew[label], CLIENTS), "one by one": enter(crew[label], 1)}, options.repeats)
 
 
 if __name__ == "__main__":
