@@ -254,9 +254,9 @@ class Adversarial(Task):
             raise TaskError(f"the discriminator's last child must be an nn.Linear, not {type(last).__name__}")
         return last.in_features
 
-    def latents(self, key: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
+    def latents(self, key: Tensor, count: int) -> Tensor:
         """z [count, latent] for one key; row i is the same for every count."""
-        drawn = keys.standard(keys.fold(key, NOISE), count * self.latent, dtype or self.dtype)
+        drawn = keys.standard(keys.fold(key, NOISE), count * self.latent, self.dtype)
         return drawn.view(count, self.latent)
 
     def features_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -325,7 +325,7 @@ class Loaded(_Loaded):
 
     def _data(self) -> Data:
         data = self._read(self.config.data.name, self.config.data.arguments, "data.name")
-        return _signed(data) if self.config.task.kind == Adversarial.kind else data
+        return data.signed() if self.config.task.kind == Adversarial.kind else data
 
     def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
         make = resolve(name, DATASETS, where, self.folder)
@@ -378,17 +378,6 @@ def shape_of(data: Dataset) -> tuple[list[int], int]:
     """(the shape of one example, how many outputs a model of these data has)."""
     outputs = len(data.classes) or (int(data.y.max()) + 1 if data.y.dim() == 1 else data.y.shape[-1])
     return list(data.x.shape[1:]), outputs
-
-
-def _signed(data: Data) -> Data:
-    """Images of bytes from −1, black, to 1, the brightest pixel to learn from, as a DCGAN makes them; others as they
-    are."""
-    train, test = data.train, data.test
-    if train.scale is None or train.x.dtype != torch.uint8 or train.x.dim() != 4 or not len(train):
-        return data
-    scale = torch.full_like(train.scale, 2 / max(1, int(train.x.max())))
-    shift = torch.full_like(scale, -1.0)
-    return Data(replace(train, scale=scale, shift=shift), replace(test, scale=scale, shift=shift))
 
 
 def _seed(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -109,3 +109,13 @@ class Data:
 
     train: Dataset
     test: Dataset
+
+    def signed(self) -> Data:
+        """Images of bytes from −1, black, to 1, the brightest pixel to learn from, as a DCGAN makes them; other data as
+        they are."""
+        train, test = self.train, self.test
+        if train.scale is None or train.x.dtype != torch.uint8 or train.x.dim() != 4 or not len(train):
+            return self
+        scale = torch.full_like(train.scale, 2 / max(1, int(train.x.max())))
+        shift = torch.full_like(scale, -1.0)
+        return Data(replace(train, scale=scale, shift=shift), replace(test, scale=scale, shift=shift))

@@ -194,8 +194,8 @@ def shared_out(data: Dataset, split: str, seed: int) -> Federation:
 
 def images(name: str, each: int | None) -> tuple[Dataset, Dataset]:
     """Training and test images in (−1, 1), of every class `each` for training."""
-    data = load(name)
-    train, test = (replace(d, scale=torch.tensor(2 / 255), shift=torch.tensor(-1.0)) for d in (data.train, data.test))
+    data = load(name).signed()
+    train, test = data.train, data.test
     if each is not None:
         kept = torch.cat([(train.y == c).nonzero().flatten()[:each] for c in range(int(train.y.max()) + 1)])
         train = train.subset(kept)
