@@ -147,6 +147,7 @@ class Adversarial(Task):
     """
 
     kind = "adversarial"
+    nested = True  # the penalty on a discriminator's slope
 
     def __init__(
         self,

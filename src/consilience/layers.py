@@ -96,8 +96,11 @@ class MatmulConv2d(nn.Module):
 
     For a cohort, a convolution with K different kernels is one with K groups, which GPU libraries do badly: most of
     the time goes into changing layouts. The product becomes a batched one, which they do well, and the compiler
-    fuses the gathering of neighbourhoods. Uncompiled, or on a CPU, the plain convolution is faster.
+    fuses the gathering of neighbourhoods. Uncompiled, or on a CPU, the plain convolution is faster. A layer that
+    `gathers` has `kernels` do both at once.
     """
+
+    gathers = False
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
@@ -115,8 +118,23 @@ class MatmulConv2d(nn.Module):
             and not isinstance(layer.padding, str)
         )
 
+    @property
+    def can_gather(self) -> bool:
+        """Whether it is of the kind that `kernels` have: the same along both axes."""
+        return self.dilation == (1, 1) and len({*self.stride}) == len({*self.padding}) == 1
+
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, C, H, W]."""
+        return self._gathered(x) if self.gathers else self._written_out(x)
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        from consilience.kernels import convolve  # Triton comes with torch for GPUs only
+
+        images, kernel = x.permute(0, 2, 3, 1), self.weight.permute(0, 2, 3, 1)
+        out = convolve(images.unsqueeze(0), kernel.unsqueeze(0), self.stride[0], int(self.padding[0])).squeeze(0)
+        return (out if self.bias is None else out + self.bias).permute(0, 3, 1, 2)
+
+    def _written_out(self, x: Tensor) -> Tensor:
         (tall, wide), (down, right), (dy, dx) = self.kernel, self.stride, self.dilation
         top, left = (int(p) for p in self.padding)
         x = nn.functional.pad(x, (left, left, top, top)).permute(0, 2, 3, 1)
@@ -131,6 +149,26 @@ class MatmulConv2d(nn.Module):
         kernel = self.weight.permute(2, 3, 1, 0).flatten(0, 2)
         out = around @ kernel if self.bias is None else around @ kernel + self.bias
         return out.reshape(-1, rows, columns, kernel.shape[1]).permute(0, 3, 1, 2)
+
+
+class PixelGroupNorm(nn.Module):
+    """The same GroupNorm for images whose channels lie side by side in memory, as `kernels` leave them: written out, so
+    that the compiler neither moves them nor passes over them more often than it must. Moments are float32."""
+
+    def __init__(self, layer: nn.GroupNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.groups, self.eps = layer.weight, layer.bias, layer.num_groups, layer.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Examples [B, C, ...]."""
+        pixels = x.movedim(1, -1).unflatten(-1, (self.groups, -1))
+        pixels = pixels.to(torch.promote_types(x.dtype, torch.float32))
+        over = [*range(1, x.dim() - 1), x.dim()]
+        var, mean = torch.var_mean(pixels, over, correction=0, keepdim=True)
+        out = ((pixels - mean) * (var + self.eps).rsqrt()).flatten(-2)
+        if self.weight is not None:
+            out = out * self.weight + self.bias
+        return out.to(x.dtype).movedim(-1, 1)
 
 
 class MatmulConvTranspose2d(nn.Module):
@@ -183,12 +221,24 @@ def _as_product(layer: nn.Module) -> nn.Module | None:
 
 def use_matmul_convolutions(module: nn.Module) -> nn.Module:
     """The module with every convolution that has one in its matrix form; changed in place."""
-    if (product := _as_product(module)) is not None:
-        return product
+    return _replace(module, _as_product)
+
+
+def use_kernels(module: nn.Module) -> nn.Module:
+    """A module with matrix convolutions, which now gather, and norms that suit them; changed in place."""
+    for layer in module.modules():
+        if isinstance(layer, MatmulConv2d):
+            layer.gathers = layer.can_gather
+    return _replace(module, lambda layer: PixelGroupNorm(layer) if type(layer) is nn.GroupNorm else None)
+
+
+def _replace(module: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+    if (new := other(module)) is not None:
+        return new
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            if (product := _as_product(child)) is not None:
-                setattr(parent, name, product)
+            if (new := other(child)) is not None:
+                setattr(parent, name, new)
     return module
 
 

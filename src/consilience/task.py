@@ -22,7 +22,7 @@ from consilience.data.augment import Augmentation
 from consilience.data.dataset import Dataset
 from consilience.display import facts
 from consilience.errors import DataError, TaskError
-from consilience.layers import check_layers, use_matmul_convolutions, with_keyed_dropout, with_taps
+from consilience.layers import check_layers, use_kernels, use_matmul_convolutions, with_keyed_dropout, with_taps
 from consilience.metrics import classification, multilabel, regression
 from consilience.records import record, tree_map
 from consilience.report.text import plural
@@ -88,6 +88,8 @@ class Task(ABC):
     """
 
     kind: str
+    nested = False
+    """Whether the loss has gradients inside."""
 
     def __init__(self, module: nn.Module, *, augment: Augmentation | None = None) -> None:
         self._parts = {MAIN: _Part(module, 0)}
@@ -247,6 +249,19 @@ class Task(ABC):
                 for buffer in module.buffers():  # parameters come from the flat vector; buffers must match them
                     if buffer.is_floating_point():
                         buffer.data = buffer.data.to(torch.bfloat16 if bf16 else dtype)
+        return new
+
+    @property
+    def for_slopes(self) -> Self:
+        """This task as compiled code for a GPU differentiates it: convolutions in bfloat16 are kernels of ours. Their
+        slopes are known to plain autograd, around `vmap`, and not to `torch.func.grad`, inside of it: a task that needs
+        gradients within its loss says so in `nested`."""
+        if not (self.compiled and self.bf16 and self.device.type == "cuda") or self.nested:
+            return self
+        new = self._changed()
+        new._parts = copy.deepcopy(self._parts)
+        for part in new._parts.values():
+            part.training = use_kernels(part.training[0]), part.training[1]
         return new
 
     def call_one(

@@ -66,6 +66,21 @@ class Cohorts:
         self.task, self.fn, self.differentiate = task, fn, differentiate
         self.graphs: dict[Any, Callable[..., Any]] = {}
         self.fillers: dict[tuple[int, int], Tensor] = {}
+        self.fusions: dict[Any, Callable[..., None]] = {}
+
+    def fused(self, fn: Callable[..., None]) -> Callable[..., None]:
+        """Elementwise work on a cohort, in place: on a GPU one pass over memory where plain code has one an operation.
+        Numbers are given as tensors, so that another one is not compiled again."""
+        if not (self.task.compiled and self.task.device.type == "cuda"):
+            return fn
+        if fn not in self.fusions:
+            compiled = torch.compile(_isolated(fn))
+
+            def run(*args: Any) -> None:
+                compiled(*(torch.full((), a, device=self.task.device) if isinstance(a, float) else a for a in args))
+
+            self.fusions[fn] = run
+        return self.fusions[fn]
 
     @property
     def pace(self) -> Tensor | None:
@@ -118,7 +133,8 @@ class Cohorts:
             return self.graphs[key](*own, *shared)
         plain = self._plain(size, len(own))
         if self.task.compiled:
-            self.graphs[key] = self._recorded(self._compiled(plain, size), (*own, *shared))
+            compiled = self._sloped(size, len(own)) if self.differentiate else self._compiled(plain, size)
+            self.graphs[key] = self._recorded(compiled, (*own, *shared))
         else:
             self.graphs[key] = plain
         result = self.graphs[key](*own, *shared)
@@ -132,26 +148,33 @@ class Cohorts:
         return result
 
     def _plain(self, size: int, owns: int) -> Callable[..., Any]:
-        task, fn = self.task, self.fn
+        run = self._one(self.task)
+        return _mapped(grad_and_value(run) if self.differentiate else run, size, owns)
+
+    def _one(self, task: Task) -> Callable[..., Any]:
+        fn = self.fn
 
         def one(*args: Any) -> Any:
             return fn(task, *args)
 
-        run: Callable[..., Any] = grad_and_value(one) if self.differentiate else one
+        return one
 
-        def cohort(*args: Any) -> Any:
-            if size == 1:
-                return run(*args)
-            return vmap(run, in_dims=(0,) * owns + (None,) * (len(args) - owns))(*args)
+    def _sloped(self, size: int, owns: int) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Compiled slopes. Clients share nothing, so the slope of the sum of their losses is each one's own: it is
+        taken around `vmap`, where the compiler shares out the work between a forward and a backward pass."""
+        losses = self._compiled(_mapped(self._one(self.task.for_slopes), size, owns), size)
 
-        return cohort
+        def slopes(theta: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+            with torch.enable_grad():
+                theta = theta.detach().requires_grad_()
+                value = losses(theta, *rest)
+                (slope,) = torch.autograd.grad(value.sum(), theta)
+            return slope, value.detach()
+
+        return slopes
 
     def _compiled(self, cohort: Any, size: int) -> Callable[..., Any]:
-        # Dynamo counts recompilations for each code object: a fresh one a graph, so that no graph of another
-        # function can push this one over the limit, where it would quietly run uncompiled.
-        code = cohort.__code__.replace(co_name=f"cohort_of_{size}_{id(self)}")
-        isolated = types.FunctionType(code, cohort.__globals__, code.co_name, None, cohort.__closure__)
-        return torch.compile(isolated, dynamic=False, fullgraph=True)
+        return torch.compile(_isolated(cohort, f"cohort_of_{size}_{id(self)}"), dynamic=False, fullgraph=True)
 
     def _recorded(self, compiled: Callable[..., Any], args: tuple[Tree, ...]) -> Callable[..., Any]:
         small = tree_leaves(args)[0].numel() <= REPLAYED
@@ -173,3 +196,23 @@ class Cohorts:
                     distance = float((got.double() - wanted.double()).norm())
                     apart = max(apart, distance / length if length > 1e-6 else 0.0)
         return apart
+
+
+def _mapped(run: Callable[..., Any], size: int, owns: int) -> Callable[..., Any]:
+    """One client's function for `size` of them; the first `owns` arguments have the client axis."""
+
+    def cohort(*args: Any) -> Any:
+        if size == 1:
+            return run(*args)
+        return vmap(run, in_dims=(0,) * owns + (None,) * (len(args) - owns))(*args)
+
+    return cohort
+
+
+def _isolated(fn: Any, name: str = "") -> Callable[..., Any]:
+    """The same function with a code object of its own. Dynamo counts recompilations for each code object: so no graph of
+    another function can push this one over the limit, where it would quietly run uncompiled."""
+    inner = getattr(fn, "__func__", fn)
+    code = inner.__code__.replace(co_name=name or f"{inner.__name__}_{id(fn)}")
+    alone = types.FunctionType(code, inner.__globals__, code.co_name, None, inner.__closure__)
+    return types.MethodType(alone, fn.__self__) if inner is not fn else alone

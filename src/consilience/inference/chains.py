@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -21,7 +20,6 @@ from consilience.inference.schedules import Schedule
 from consilience.ranges import Range, Ranges
 from consilience.records import rows
 
-Noise = Callable[[], Tensor]
 Memory = tuple[Tensor, ...]
 Pace = float | Tensor
 Look = Callable[[int, int, Tensor], None]  # after a step: (its number in the round, k, θ [k, P]), which it may change
@@ -53,9 +51,14 @@ class Chain(ABC):
                 raise ConfigError(f"{name} must be at least {low}, got {value}")
 
     @abstractmethod
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """One step of θ [k, P] and of the memory, in place, with steps lr: one for all, [k, 1] or [k, P]. `slope` is
-        fresh and may be changed; n [k, 1] are examples, noise() is N(0, 1) [k, P]."""
+        fresh and may be changed; n [k, 1] are examples, noise [k, P] is N(0, 1) for a chain that is `shaken`."""
+
+    @property
+    def shaken(self) -> bool:
+        """Whether steps have noise."""
+        return False
 
     def pace(self, cohort: Cohort, epoch: int, step: int, k: int) -> Pace:
         """The step size of the first k clients at a step of the round: one for all, or one each [k, 1]."""
@@ -115,8 +118,9 @@ class Chain(ABC):
         memory, taken, relative = self.memory(theta), 0, getattr(gradient, "pace", None)
         loss, seen, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(3))
         total = torch.zeros_like(theta) if average else theta
-        stiff, decay = _stiffness(prior, self.lr), theta.new_full((1,), self.weight_decay)
+        stiff, advance = _stiffness(prior, self.lr), getattr(gradient, "fused", _as_it_is)(self._advance)
         if prior is not None and self.weight_decay:
+            decay = theta.new_full((1,), self.weight_decay)
             prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
         for epoch in range(self.epochs):
             loss.zero_()
@@ -129,16 +133,12 @@ class Chain(ABC):
                 g, value = gradient(now, batch, *rows(own, slice(k)), shared=shared)
                 loss[:k] += value * batch.w.sum(1)
                 seen[:k] += batch.w.sum(1)
-                if prior is not None:
-                    g = prior.first(k).pull(g, now)
-                elif self.weight_decay:
-                    g = torch.addcmul(g, now, decay)
-                if stiff is not None:
-                    g = g / (stiff[:k] if stiff.dim() > 1 else stiff)
-                noise = partial(cohort.noise, k, theta.shape[1], tag=f"chain {epoch} {step}")
+                noise = cohort.noise(k, theta.shape[1], tag=f"chain {epoch} {step}") if self.shaken else None
                 pace = self.pace(cohort, epoch, step, k)
                 pace = pace if relative is None else pace * relative[: theta.shape[1]]
-                self.move(now, tuple(part[:k] for part in memory), g, cohort.n[:k], noise, pace)
+                held = None if prior is None else prior.first(k)
+                firm = stiff[:k] if stiff is not None and stiff.dim() > 1 else stiff
+                advance(now, tuple(part[:k] for part in memory), g, held, firm, cohort.n[:k], noise, pace)
                 if look is not None:
                     look(taken, k, now)
                 taken += 1
@@ -147,6 +147,26 @@ class Chain(ABC):
                     steps[:k] += 1
             cohort.note(loss=loss / seen.clamp_min(1))
             yield total.div_(steps.clamp_min(1).unsqueeze(1)) if average else theta
+
+    def _advance(
+        self,
+        theta: Tensor,
+        memory: Memory,
+        g: Tensor,
+        prior: Gaussian | None,
+        stiff: Tensor | None,
+        n: Tensor,
+        noise: Tensor | None,
+        lr: Pace,
+    ) -> None:
+        """The whole slope, and the step along it. All of it is elementwise: compiled, it is one pass over memory."""
+        if prior is not None:
+            g = prior.pull(g, theta)
+        elif self.weight_decay:
+            g = torch.add(g, theta, alpha=self.weight_decay)
+        if stiff is not None:
+            g = g / stiff
+        self.move(theta, memory, g, n, noise, lr)
 
     def __call__(
         self,
@@ -178,7 +198,7 @@ class SGD(Chain):
         """v, with momentum only."""
         return (torch.zeros_like(theta),) if self.momentum else ()
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """Down the running sum of slopes."""
         if memory:
             slope = memory[0].mul_(self.momentum).add_(slope)
@@ -207,7 +227,7 @@ class AMSGrad(Chain):
         """m, v, u, and t [K, 1]."""
         return torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros_like(theta), _no_steps(theta)
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """Down the mean of slopes, in units of the largest that they were."""
         first, second, largest, steps = memory
         rest = _moments(first, second, steps, slope, self.beta1, self.beta2)
@@ -237,15 +257,20 @@ class ClientAdam(Chain):
         if not self.noise >= 0:
             raise ConfigError(f"noise is a standard deviation and must not be negative, got {self.noise}")
 
+    @property
+    def shaken(self) -> bool:
+        """With noise of its own."""
+        return self.noise > 0
+
     def memory(self, theta: Tensor) -> Memory:
         """m, v, and t [K, 1]."""
         return torch.zeros_like(theta), torch.zeros_like(theta), _no_steps(theta)
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """Down the mean of slopes, in units of their usual size."""
         first, second, steps = memory
-        if self.noise:
-            slope.add_(noise(), alpha=self.noise)
+        if noise is not None:
+            slope.add_(noise, alpha=self.noise)
         rest = _moments(first, second, steps, slope, self.beta1, self.beta2)
         _adam_step(theta, first, second, rest, slope, lr, self.eps)
 
@@ -269,7 +294,7 @@ class RMSprop(Chain):
         """v."""
         return (torch.zeros_like(theta),)
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """Down the slope, in units of its usual size."""
         (second,) = memory
         second.mul_(self.alpha).addcmul_(slope, slope, value=1 - self.alpha)
@@ -289,9 +314,14 @@ class SGLD(Chain):
         super().__post_init__()
         _check_temperature(self.temperature)
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+    @property
+    def shaken(self) -> bool:
+        """By the heat."""
+        return True
+
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """Downhill, and shaken."""
-        shake = (2 * lr * self.temperature / n).sqrt() * noise()
+        shake = (2 * lr * self.temperature / n).sqrt() * noise
         _descend(theta, slope, lr).add_(shake)
 
 
@@ -310,16 +340,26 @@ class SGHMC(Chain):
         if not 0 < self.friction <= 1:
             raise ConfigError(f"friction must lie in (0, 1], got {self.friction}")
 
+    @property
+    def shaken(self) -> bool:
+        """By the heat."""
+        return True
+
     def memory(self, theta: Tensor) -> Memory:
         """v."""
         return (torch.zeros_like(theta),)
 
-    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Noise, lr: Pace) -> None:
+    def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """One leap."""
         (velocity,) = memory
-        shake = (2 * self.friction * lr * self.temperature / n).sqrt() * noise()
+        shake = (2 * self.friction * lr * self.temperature / n).sqrt() * noise
         _descend(velocity.mul_(1 - self.friction), slope, lr).add_(shake)
         theta.add_(velocity)
+
+
+def _as_it_is(fn: Callable[..., None]) -> Callable[..., None]:
+    """Of a gradient that compiles nothing."""
+    return fn
 
 
 def _check_adam(beta1: float, beta2: float, eps: float) -> None:

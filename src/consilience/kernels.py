@@ -1,0 +1,255 @@
+"""Convolutions of a cohort on a GPU: every client has kernels of its own.
+
+A convolution is a product of matrices: the neighbourhoods of all pixels times the kernel. For K clients it is K products.
+Libraries have it as one convolution with K groups, where most of the time goes into changing layouts, or as a batched
+product of neighbourhoods written out, nine times as large as the images for a 3×3 kernel. Here the neighbourhoods are
+gathered while they are multiplied, and never exist.
+
+Images are [K, B, height, width, channels], kernels [K, N, h, w, C] for N channels made of C. There are three functions,
+`convolve`, its slope in the images and its slope in the kernel; all are linear in each of two arguments, so the slopes of
+each are the other two. Under `vmap`, clients join the client axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+PROCESSORS = 132  # blocks that run at once on the GPUs this is tuned for, one on each multiprocessor
+
+
+@triton.jit
+def _gather(
+    images, kernels, result, B, H, W, TALL, WIDE,
+    C: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    DOWN: tl.constexpr, UP: tl.constexpr, PAD: tl.constexpr, BACK: tl.constexpr, FLAT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """A block of BM pixels and BN channels of a result [K, B, TALL, WIDE, N] from images [K, B, H, W, C].
+
+    Forward, pixel i of the result sees i · DOWN + t − PAD for every tap t of the kernel. Backward (BACK), pixel h gets
+    from those i with i · UP + t − PAD = h: only every UP-th tap fits, the same ones for pixels of the same remainder by
+    UP, so that a block has pixels of one remainder only. FLAT, for few channels: taps and channels are one axis.
+    """
+    block, client = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    blocks_n: tl.constexpr = (N + BN - 1) // BN
+    n = (block % blocks_n) * BN + tl.arange(0, BN)
+    block = block // blocks_n
+    kind = block % (UP * UP)
+    rows, columns = (TALL + UP - 1) // UP, (WIDE + UP - 1) // UP
+    m = block // (UP * UP) * BM + tl.arange(0, BM)
+    i, j, b = (m // columns) % rows, m % columns, m // (rows * columns)
+    above, left = kind // UP, kind % UP
+    images += client * B * H * W * C
+    kernels += client * (N * KH * KW * C)
+    result += client * B * TALL * WIDE * N
+    if BACK:
+        first_y, first_x = (above + PAD) % UP, (left + PAD) % UP
+        taps_y, taps_x = (KH - first_y + UP - 1) // UP, (KW - first_x + UP - 1) // UP
+        top, start = i + (above + PAD - first_y) // UP, j + (left + PAD - first_x) // UP
+    else:
+        first_y, first_x, taps_y, taps_x = 0, 0, KH, KW
+        top, start = i * DOWN - PAD, j * DOWN - PAD
+    base, real = (b * H)[:, None], (b < B)[:, None]
+    top, start = top[:, None], start[:, None]
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for step in range((taps_y * taps_x * C + BK - 1) // BK):
+        if FLAT:
+            place = step * BK + tl.arange(0, BK)
+            tap, c = place // C, place % C
+        else:
+            tap, c = step // (C // BK), step % (C // BK) * BK + tl.arange(0, BK)
+        ty, tx = tap // taps_x, tap % taps_x
+        if BACK:
+            y, x = top - ty, start - tx
+        else:
+            y, x = top + ty, start + tx
+        seen = real & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        ky, kx = first_y + ty * UP, first_x + tx * UP
+        if BACK:  # c runs over the channels that the kernel makes, n over those it is made of
+            at = ((c * KH + ky) * KW + kx)[:, None] * N + n[None, :]
+        else:
+            at = (n[None, :] * (KH * KW) + (ky * KW + kx)) * C + c[:, None] if not FLAT else (
+                n[None, :] * (KH * KW) + (ky * KW + kx)[:, None]) * C + c[:, None]
+        if FLAT:
+            seen = seen & (place < taps_y * taps_x * C)[None, :]
+            a = tl.load(images + ((base + y) * W + x) * C + c[None, :], mask=seen, other=0.0)
+            k = tl.load(kernels + at, mask=(place < taps_y * taps_x * C)[:, None] & (n < N)[None, :], other=0.0)
+        else:
+            a = tl.load(images + ((base + y) * W + x) * C + c[None, :], mask=seen, other=0.0)
+            k = tl.load(kernels + at, mask=(n < N)[None, :], other=0.0)
+        total = tl.dot(a, k, total)
+    h, w = i * UP + above, j * UP + left
+    where = ((b * TALL + h) * WIDE + w)[:, None] * N + n[None, :]
+    fits = ((b < B) & (h < TALL) & (w < WIDE))[:, None] & (n < N)[None, :]
+    tl.store(result + where, total.to(result.dtype.element_ty), mask=fits)
+
+
+@triton.jit
+def _meet(
+    slopes, images, result, B, H, W, SHARE, STRIDE,
+    TALL: tl.constexpr, WIDE: tl.constexpr,
+    C: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    DOWN: tl.constexpr, PAD: tl.constexpr, FLAT: tl.constexpr,
+    BN: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """A block of BN × BC of the kernel's slope [K, N, KH · KW · C]: slopes [K, B, TALL, WIDE, N] meet the neighbourhoods
+    of images [K, B, H, W, C], over a share of all pixels."""
+    block, share, client = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    blocks_n: tl.constexpr = (N + BN - 1) // BN
+    n = (block % blocks_n) * BN + tl.arange(0, BN)
+    column = block // blocks_n
+    place = column * BC + tl.arange(0, BC)
+    if FLAT:
+        tap, c = place // C, place % C
+    else:
+        tap, c = column // (C // BC), column % (C // BC) * BC + tl.arange(0, BC)
+    ky, kx = tap // KW, tap % KW
+    slopes += client * B * TALL * WIDE * N
+    images += client * B * H * W * C
+    result += share.to(tl.int64) * STRIDE + client * (N * KH * KW * C)
+    total = tl.zeros((BN, BC), dtype=tl.float32)
+    stop = tl.minimum((share + 1) * SHARE, B * TALL * WIDE)
+    for first in range(share * SHARE, stop, BP):
+        p = first + tl.arange(0, BP)
+        i, j, b = (p // WIDE) % TALL, p % WIDE, p // (TALL * WIDE)
+        y, x = (i * DOWN - PAD)[:, None] + ky, (j * DOWN - PAD)[:, None] + kx
+        seen = (p < stop)[:, None] & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        if FLAT:
+            seen = seen & (place < KH * KW * C)[None, :]
+        g = tl.load(slopes + p[:, None] * N + n[None, :], mask=(p < stop)[:, None] & (n < N)[None, :], other=0.0)
+        a = tl.load(images + (((b * H)[:, None] + y) * W + x) * C + c[None, :], mask=seen, other=0.0)
+        total = tl.dot(tl.trans(g), a, total)
+    fits = (n < N)[:, None] & (place < KH * KW * C)[None, :]
+    tl.store(result + n[:, None] * (KH * KW * C) + place[None, :], total.to(result.dtype.element_ty), mask=fits)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Through the compiler's door; an interpreted kernel (TRITON_INTERPRET=1) has none."""
+    (wrap_triton(kernel) if isinstance(kernel, triton.JITFunction) else kernel)[grid](*args, **options)
+
+
+def _power(n: int, low: int, high: int) -> int:
+    """The power of two at or above n, within bounds."""
+    return min(high, max(low, triton.next_power_of_2(n)))
+
+
+def _chunk(channels: int, largest: int = 64) -> int:
+    """How many channels of one tap are taken at once; 0 if taps and channels must be one axis."""
+    return next((size for size in (64, 32, 16) if size <= largest and channels % size == 0), 0)
+
+
+TUNED: dict[str, Any] = {}
+
+
+def _gathered(images: Tensor, kernels: Tensor, tall: int, wide: int, down: int, up: int, pad: int, back: bool) -> Tensor:
+    clients, batch, height, width, channels = images.shape
+    made = kernels.shape[4] if back else kernels.shape[1]
+    result = images.new_empty(clients, batch, tall, wide, made)
+    chunk = _chunk(channels)
+    wide_n = _power(made, 16, 128)
+    bm, bn, bk, warps, stages = TUNED.get("gather") or (128, wide_n, chunk or 32, 8 if wide_n == 128 else 4, 4 if wide_n<128 else 3)
+    rows = batch * -(-tall // up) * -(-wide // up)
+    grid = (-(-rows // bm) * up * up * -(-made // bn), clients)
+    _launch(
+        _gather, grid, images.contiguous(), kernels.contiguous(), result, batch, height, width, tall, wide,
+        C=channels, N=made, KH=kernels.shape[2], KW=kernels.shape[3], DOWN=down, UP=up, PAD=pad, BACK=back,
+        FLAT=not chunk, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return result
+
+
+@triton_op("consilience::convolve", mutates_args={})
+def convolve(images: Tensor, kernels: Tensor, stride: int, padding: int) -> Tensor:
+    """Every client's images [K, B, H, W, C] with its kernels [K, N, h, w, C]: [K, B, H', W', N]."""
+    tall, wide = (
+        (size + 2 * padding - taps) // stride + 1
+        for size, taps in zip(images.shape[2:4], kernels.shape[2:4], strict=True)
+    )
+    return _gathered(images, kernels, tall, wide, stride, 1, padding, False)
+
+
+@triton_op("consilience::convolve_back", mutates_args={})
+def convolve_back(slopes: Tensor, kernels: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
+    """What slopes in the result [K, B, H', W', N] are as slopes in the images [K, B, height, width, C]."""
+    return _gathered(slopes, kernels, height, width, 1, stride, padding, True)
+
+
+@triton_op("consilience::convolve_meet", mutates_args={})
+def convolve_meet(slopes: Tensor, images: Tensor, tall: int, wide: int, stride: int, padding: int) -> Tensor:
+    """What slopes in the result [K, B, H', W', N] are as slopes in kernels [K, N, tall, wide, C]."""
+    clients, batch, height, width, channels = images.shape
+    out_tall, out_wide, made = slopes.shape[2:]
+    chunk, places = _chunk(channels), tall * wide * channels
+    bn, bc, bp, warps, stages = TUNED.get("meet") or (_power(made, 16, 128), (128 if channels % 128 == 0 else chunk) or _power(places, 16, 64), 64, 4, 3)
+    columns = -(-made // bn) * (-(-places // bc))
+    pixels = batch * out_tall * out_wide
+    shares = TUNED.get("shares") or max(1, min(2 * PROCESSORS // (columns * clients), pixels // 1024))
+    share = -(-pixels // shares // bp) * bp
+    shares = -(-pixels // share)
+    form = (clients, made, tall, wide, channels)
+    result = images.new_empty(shares, *form, dtype=torch.float32 if shares > 1 else images.dtype)
+    _launch(
+        _meet, (columns, shares, clients), slopes.contiguous(), images.contiguous(), result, batch, height, width,
+        share, result[0].numel(), TALL=out_tall, WIDE=out_wide, C=channels, N=made, KH=tall, KW=wide, DOWN=stride,
+        PAD=padding, FLAT=not chunk, BN=bn, BC=bc, BP=bp, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return result[0] if shares == 1 else result.sum(0).to(images.dtype)
+
+
+def _slopes_of_convolve(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    images, kernels = ctx.saved_tensors
+    size, taps, how = images.shape[2:4], kernels.shape[2:4], ctx.how
+    return (
+        convolve_back(g, kernels, *size, *how) if ctx.needs_input_grad[0] else None,
+        convolve_meet(g, images, *taps, *how) if ctx.needs_input_grad[1] else None,
+        None,
+        None,
+    )
+
+
+def _slopes_of_back(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    slopes, kernels = ctx.saved_tensors
+    return (
+        convolve(g, kernels, *ctx.how) if ctx.needs_input_grad[0] else None,
+        convolve_meet(slopes, g, *kernels.shape[2:4], *ctx.how) if ctx.needs_input_grad[1] else None,
+        *(None,) * 4,
+    )
+
+
+def _slopes_of_meet(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    slopes, images = ctx.saved_tensors
+    return (
+        convolve(images, g, *ctx.how) if ctx.needs_input_grad[0] else None,
+        convolve_back(slopes, g, *images.shape[2:4], *ctx.how) if ctx.needs_input_grad[1] else None,
+        *(None,) * 4,
+    )
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.how = inputs[-2:]  # stride and padding
+
+
+def _over_clients(op: Any) -> Any:
+    """`vmap` of an op: what it maps over joins the clients, or the batch where all have the same kernel."""
+
+    def rule(info: Any, dims: tuple[int | None, ...], a: Tensor, b: Tensor, *how: int) -> tuple[Tensor, int]:
+        count = info.batch_size
+        if dims[1] is None and op is not convolve_meet:
+            images = a.movedim(dims[0], 1)  # [K, V, B, ...]
+            return op(images.flatten(1, 2), b, *how).unflatten(1, (count, images.shape[2])), 1
+        a, b = (t.expand(count, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip((a, b), dims, strict=False))
+        return op(a.flatten(0, 1), b.flatten(0, 1), *how).unflatten(0, (count, a.shape[1])), 0
+
+    return rule
+
+
+for _op, _slopes in ((convolve, _slopes_of_convolve), (convolve_back, _slopes_of_back), (convolve_meet, _slopes_of_meet)):
+    _op.register_autograd(_slopes, setup_context=_remember)
+    _op.register_vmap(_over_clients(_op))
