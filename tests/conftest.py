@@ -1,8 +1,12 @@
 """What tests of several files need."""
 
+import os
+
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # our GPU kernels run in Python, slowly; Triton asks when it is imported
 
 @pytest.fixture
 def _plain_kernels():

@@ -20,7 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-PROCESSORS = 132  # blocks that run at once on the GPUs this is tuned for, one on each multiprocessor
+# Sizes of blocks are those that were fastest for ResNet-18's layers on an H200, with its 132 multiprocessors.
+PROCESSORS = 132
+PIXELS = 2560  # a share of a sum over pixels, where there are too few sums to keep all multiprocessors busy
 
 
 @triton.jit
@@ -74,15 +76,13 @@ def _gather(
         if BACK:  # c runs over the channels that the kernel makes, n over those it is made of
             at = ((c * KH + ky) * KW + kx)[:, None] * N + n[None, :]
         else:
-            at = (n[None, :] * (KH * KW) + (ky * KW + kx)) * C + c[:, None] if not FLAT else (
-                n[None, :] * (KH * KW) + (ky * KW + kx)[:, None]) * C + c[:, None]
+            at = n[None, :] * (KH * KW * C) + ((ky * KW + kx) * C + c)[:, None]
+        made = (n < N)[None, :]
         if FLAT:
-            seen = seen & (place < taps_y * taps_x * C)[None, :]
-            a = tl.load(images + ((base + y) * W + x) * C + c[None, :], mask=seen, other=0.0)
-            k = tl.load(kernels + at, mask=(place < taps_y * taps_x * C)[:, None] & (n < N)[None, :], other=0.0)
-        else:
-            a = tl.load(images + ((base + y) * W + x) * C + c[None, :], mask=seen, other=0.0)
-            k = tl.load(kernels + at, mask=(n < N)[None, :], other=0.0)
+            some = place < taps_y * taps_x * C
+            seen, made = seen & some[None, :], made & some[:, None]
+        a = tl.load(images + ((base + y) * W + x) * C + c[None, :], mask=seen, other=0.0)
+        k = tl.load(kernels + at, mask=made, other=0.0)
         total = tl.dot(a, k, total)
     h, w = i * UP + above, j * UP + left
     where = ((b * TALL + h) * WIDE + w)[:, None] * N + n[None, :]
@@ -144,22 +144,24 @@ def _chunk(channels: int, largest: int = 64) -> int:
     return next((size for size in (64, 32, 16) if size <= largest and channels % size == 0), 0)
 
 
-TUNED: dict[str, Any] = {}
-
-
-def _gathered(images: Tensor, kernels: Tensor, tall: int, wide: int, down: int, up: int, pad: int, back: bool) -> Tensor:
+def _gathered(
+    images: Tensor, kernels: Tensor, tall: int, wide: int, *, down: int, up: int, pad: int, back: bool
+) -> Tensor:
     clients, batch, height, width, channels = images.shape
     made = kernels.shape[4] if back else kernels.shape[1]
     result = images.new_empty(clients, batch, tall, wide, made)
-    chunk = _chunk(channels)
-    wide_n = _power(made, 16, 128)
-    bm, bn, bk, warps, stages = TUNED.get("gather") or (128, wide_n, chunk or 32, 8 if wide_n == 128 else 4, 4 if wide_n<128 else 3)
-    rows = batch * -(-tall // up) * -(-wide // up)
+    rows, chunk = batch * -(-tall // up) * -(-wide // up), _chunk(channels)
+    if made <= 64:
+        bm, bn, warps, stages = 128, _power(made, 16, 64), 4, 3
+    elif rows < 256:
+        bm, bn, warps, stages = 64, 128, 4, 4
+    else:
+        bm, bn, warps, stages = (128, 256, 8, 3) if made >= 256 and rows >= 1024 else (128, 128, 4, 3)
     grid = (-(-rows // bm) * up * up * -(-made // bn), clients)
     _launch(
         _gather, grid, images.contiguous(), kernels.contiguous(), result, batch, height, width, tall, wide,
         C=channels, N=made, KH=kernels.shape[2], KW=kernels.shape[3], DOWN=down, UP=up, PAD=pad, BACK=back,
-        FLAT=not chunk, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+        FLAT=not chunk, BM=bm, BN=bn, BK=chunk or 32, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return result
 
@@ -171,13 +173,13 @@ def convolve(images: Tensor, kernels: Tensor, stride: int, padding: int) -> Tens
         (size + 2 * padding - taps) // stride + 1
         for size, taps in zip(images.shape[2:4], kernels.shape[2:4], strict=True)
     )
-    return _gathered(images, kernels, tall, wide, stride, 1, padding, False)
+    return _gathered(images, kernels, tall, wide, down=stride, up=1, pad=padding, back=False)
 
 
 @triton_op("consilience::convolve_back", mutates_args={})
 def convolve_back(slopes: Tensor, kernels: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
     """What slopes in the result [K, B, H', W', N] are as slopes in the images [K, B, height, width, C]."""
-    return _gathered(slopes, kernels, height, width, 1, stride, padding, True)
+    return _gathered(slopes, kernels, height, width, down=1, up=stride, pad=padding, back=True)
 
 
 @triton_op("consilience::convolve_meet", mutates_args={})
@@ -185,11 +187,11 @@ def convolve_meet(slopes: Tensor, images: Tensor, tall: int, wide: int, stride: 
     """What slopes in the result [K, B, H', W', N] are as slopes in kernels [K, N, tall, wide, C]."""
     clients, batch, height, width, channels = images.shape
     out_tall, out_wide, made = slopes.shape[2:]
-    chunk, places = _chunk(channels), tall * wide * channels
-    bn, bc, bp, warps, stages = TUNED.get("meet") or (_power(made, 16, 128), (128 if channels % 128 == 0 else chunk) or _power(places, 16, 64), 64, 4, 3)
-    columns = -(-made // bn) * (-(-places // bc))
-    pixels = batch * out_tall * out_wide
-    shares = TUNED.get("shares") or max(1, min(2 * PROCESSORS // (columns * clients), pixels // 1024))
+    places, pixels = tall * wide * channels, batch * out_tall * out_wide
+    chunk = 128 if channels % 128 == 0 else _chunk(channels)
+    bn, bc, bp = _power(made, 16, 128), chunk or _power(places, 16, 32), 64
+    columns = -(-made // bn) * -(-places // bc)
+    shares = max(1, pixels // PIXELS) if columns * clients < 2 * PROCESSORS else 1
     share = -(-pixels // shares // bp) * bp
     shares = -(-pixels // share)
     form = (clients, made, tall, wide, channels)
@@ -197,7 +199,7 @@ def convolve_meet(slopes: Tensor, images: Tensor, tall: int, wide: int, stride: 
     _launch(
         _meet, (columns, shares, clients), slopes.contiguous(), images.contiguous(), result, batch, height, width,
         share, result[0].numel(), TALL=out_tall, WIDE=out_wide, C=channels, N=made, KH=tall, KW=wide, DOWN=stride,
-        PAD=padding, FLAT=not chunk, BN=bn, BC=bc, BP=bp, num_warps=warps, num_stages=stages,
+        PAD=padding, FLAT=not chunk, BN=bn, BC=bc, BP=bp, num_warps=4, num_stages=3,
     )  # fmt: skip
     return result[0] if shares == 1 else result.sum(0).to(images.dtype)
 

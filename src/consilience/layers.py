@@ -171,6 +171,14 @@ class PixelGroupNorm(nn.Module):
         return out.to(x.dtype).movedim(-1, 1)
 
 
+class PixelMean(nn.Module):
+    """The mean over all pixels: `AdaptiveAvgPool2d(1)`, which `vmap` does client by client for such images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] to [B, C, 1, 1]."""
+        return x.mean((-2, -1), keepdim=True)
+
+
 class MatmulConvTranspose2d(nn.Module):
     """The same transposed convolution (kernel 4, stride 2, padding 1) as a matrix product, as in `MatmulConv2d`.
 
@@ -229,7 +237,14 @@ def use_kernels(module: nn.Module) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, MatmulConv2d):
             layer.gathers = layer.can_gather
-    return _replace(module, lambda layer: PixelGroupNorm(layer) if type(layer) is nn.GroupNorm else None)
+    return _replace(module, _for_pixels)
+
+
+def _for_pixels(layer: nn.Module) -> nn.Module | None:
+    if type(layer) is nn.GroupNorm:
+        return PixelGroupNorm(layer)
+    one = type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1))
+    return PixelMean() if one else None
 
 
 def _replace(module: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> nn.Module:

@@ -67,14 +67,15 @@ class _Part:
         self.evaluation = with_taps(self.module, tapped)
         self.training = with_taps(keyed, tapped) if self.key_names else self.evaluation
 
-    def __call__(self, theta: Tensor, args: tuple[Any, ...], key: Tensor | None) -> Any:
-        # One split, so that the gradient comes back as one concatenation and not as a sum of padded slices.
+    def __call__(self, theta: Tensor, args: tuple[Any, ...], key: Tensor | None, dtype: torch.dtype) -> Any:
+        # One split, so that the gradient comes back as one concatenation and not as a sum of padded slices; weights
+        # change their type after it, in the same pass as they change their layout.
         mine = theta if sum(self.sizes) == len(theta) else theta[self.slice]
         flat = mine.split_with_sizes(self.sizes) if self.sizes else ()
         tensors: dict[str, Tensor] = {
-            name: part.view(shape) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
+            name: part.view(shape).to(dtype) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
         }
-        tensors |= {name: p.to(theta.dtype) for name, p in self.frozen.items()}
+        tensors |= {name: p.to(dtype) for name, p in self.frozen.items()}
         if key is None:
             return functional_call(self.evaluation[0], tensors, args)
         return functional_call(self.training[0], tensors | dict.fromkeys(self.key_names, key), args)
@@ -269,13 +270,11 @@ class Task(ABC):
     ) -> Any:
         """One client's part `module` on any arguments; with a key, in training (dropout acts); `exact` leaves out
         bfloat16, for small networks whose digits matter."""
-        if exact:
-            return self._parts[module](theta, args, key)
-        if self.bf16:
-            theta = theta.to(torch.bfloat16)
-            args = tuple(a.to(torch.bfloat16) if a.is_floating_point() else a for a in args)
-        output = self._parts[module](theta, args, key)
-        return tree_map(lambda t: t.to(self.dtype) if t.is_floating_point() else t, output) if self.bf16 else output
+        if exact or not self.bf16:
+            return self._parts[module](theta, args, key, theta.dtype)
+        args = tuple(a.to(torch.bfloat16) if a.is_floating_point() else a for a in args)
+        output = self._parts[module](theta, args, key, torch.bfloat16)
+        return tree_map(lambda t: t.to(self.dtype) if t.is_floating_point() else t, output)
 
     def apply_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
         """One client's network: outputs [B, ...] of inputs [B, ...]."""

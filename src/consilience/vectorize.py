@@ -23,34 +23,79 @@ log = logging.getLogger("consilience")
 # below what a wrong kernel or another dropout mask would give.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05, torch.bfloat16: 0.3}
 CHECKED = 16
-REPLAYED = 1 << 24  # numbers in θ up to which a cohort's step on a GPU is replayed: larger ones outlast their launches
+RECORDED = 8  # graphs that are kept of one kind of step
+Advance = Callable[..., None]  # θ [k, P] by its slope, and whatever it needs, in place
+
+
+def stepper(gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance) -> Callable[..., Tensor]:
+    """A local step, `(θ, batch, own, shared, kept, fresh) → loss [k]`: the gradient at θ, then
+    `advance(θ, slope, *kept, *fresh)` in place. On a GPU the step of a compiled task is recorded once, and replayed."""
+    if isinstance(gradient, Cohorts) and gradient.on_gpu:
+        return gradient.recorded(advance)
+    return _Step(gradient, advance)
+
+
+class _Step:
+    def __init__(self, gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance) -> None:
+        self.gradient, self.advance = gradient, advance
+
+    def __call__(
+        self, theta: Tensor, batch: Tree, own: tuple[Tree, ...], shared: tuple[Tree, ...],
+        kept: tuple[Tree, ...], fresh: tuple[Tree, ...],
+    ) -> Tensor:  # fmt: skip
+        slope, loss = self.gradient(theta, batch, *own, shared=shared)
+        self.advance(theta, slope, *kept, *fresh)
+        return loss
 
 
 class Replay:
-    """A compiled function on a GPU, recorded as one CUDA graph. The step of a small network is some fifty kernels that
-    take less time than their launches; replayed, they are launched as one. Arguments are copied to where they were
-    at the recording, results are copied from there; arguments of other shapes are left to the function."""
+    """A compiled step, recorded as a CUDA graph: its few hundred kernels are launched as one, where their launches would
+    take longer than they do. What stays from step to step (θ, a chain's memory, a prior) is used where it lies, and the
+    step is recorded anew if it lies elsewhere; what is fresh in every step is copied to where it was at the recording."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Tree, ...]) -> None:
-        self.fn, self.args = fn, tree_map(torch.clone, args)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # compile, and let libraries make their workspaces
-                fn(*self.args)
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.result = fn(*self.args)
+    def __init__(self, step: _Step, device: torch.device) -> None:
+        self.step, self.device = step, device
+        self.pool: Any = None
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.graphs: dict[Any, tuple[Any, list[Tensor], Tensor]] = {}
+        self.warm: set[Any] = set()
 
-    def __call__(self, *args: Tree) -> Any:
-        """The function's result."""
-        kept, given = tree_leaves(self.args), tree_leaves(args)
-        if [leaf.shape for leaf in kept] != [leaf.shape for leaf in given]:
-            return self.fn(*args)
-        torch._foreach_copy_(kept, given)
-        self.graph.replay()
-        return tree_map(torch.clone, self.result)
+    def __call__(
+        self, theta: Tensor, batch: Tree, own: tuple[Tree, ...], shared: tuple[Tree, ...],
+        kept: tuple[Tree, ...], fresh: tuple[Tree, ...],
+    ) -> Tensor:  # fmt: skip
+        """The loss of every client."""
+        numbers = tuple(torch.full((), f, device=self.device) if isinstance(f, float) else f for f in fresh)
+        given, stays = _tensors((batch, numbers)), _tensors((theta, own, shared, kept))
+        form = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*given, *stays))
+        key = (form, tuple(leaf.data_ptr() for leaf in stays))
+        if key not in self.graphs:
+            self._record(key, theta, batch, own, shared, kept, numbers)
+        graph, places, loss = self.graphs[key]
+        torch._foreach_copy_(places, given)
+        graph.replay()
+        return loss.clone()
+
+    def _record(self, key: Any, *args: Any) -> None:
+        if key[0] not in self.warm:  # compile, and let libraries make their workspaces: on copies, as steps change θ
+            copies = tree_map(torch.clone, args)
+            for _ in range(2):
+                self.step(*copies)
+            self.warm.add(key[0])
+        theta, batch, own, shared, kept, fresh = args
+        batch, fresh = tree_map(torch.clone, (batch, fresh))
+        # Not `torch.cuda.graph`, which empties the allocator's cache first: all would lie elsewhere in the next round.
+        graph, stream = torch.cuda.CUDAGraph(), self.stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(*([] if self.pool is None else [self.pool]))
+            loss = self.step(theta, batch, own, shared, kept, fresh)
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.pool = graph.pool()
+        if len(self.graphs) == RECORDED:
+            del self.graphs[next(iter(self.graphs))]
+        self.graphs[key] = graph, _tensors((batch, fresh)), loss
 
 
 class Cohorts:
@@ -66,21 +111,18 @@ class Cohorts:
         self.task, self.fn, self.differentiate = task, fn, differentiate
         self.graphs: dict[Any, Callable[..., Any]] = {}
         self.fillers: dict[tuple[int, int], Tensor] = {}
-        self.fusions: dict[Any, Callable[..., None]] = {}
+        self.replays: dict[Advance, Replay] = {}
 
-    def fused(self, fn: Callable[..., None]) -> Callable[..., None]:
-        """Elementwise work on a cohort, in place: on a GPU one pass over memory where plain code has one an operation.
-        Numbers are given as tensors, so that another one is not compiled again."""
-        if not (self.task.compiled and self.task.device.type == "cuda"):
-            return fn
-        if fn not in self.fusions:
-            compiled = torch.compile(_isolated(fn))
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this is compiled code for a GPU."""
+        return self.task.compiled and self.task.device.type == "cuda"
 
-            def run(*args: Any) -> None:
-                compiled(*(torch.full((), a, device=self.task.device) if isinstance(a, float) else a for a in args))
-
-            self.fusions[fn] = run
-        return self.fusions[fn]
+    def recorded(self, advance: Advance) -> Replay:
+        """Steps of this gradient and `advance`, which is elementwise: compiled, it is one pass over memory."""
+        if advance not in self.replays:
+            self.replays[advance] = Replay(_Step(self, torch.compile(_isolated(advance))), self.task.device)
+        return self.replays[advance]
 
     @property
     def pace(self) -> Tensor | None:
@@ -133,8 +175,7 @@ class Cohorts:
             return self.graphs[key](*own, *shared)
         plain = self._plain(size, len(own))
         if self.task.compiled:
-            compiled = self._sloped(size, len(own)) if self.differentiate else self._compiled(plain, size)
-            self.graphs[key] = self._recorded(compiled, (*own, *shared))
+            self.graphs[key] = self._sloped(size, len(own)) if self.differentiate else self._compiled(plain, size)
         else:
             self.graphs[key] = plain
         result = self.graphs[key](*own, *shared)
@@ -176,10 +217,6 @@ class Cohorts:
     def _compiled(self, cohort: Any, size: int) -> Callable[..., Any]:
         return torch.compile(_isolated(cohort, f"cohort_of_{size}_{id(self)}"), dynamic=False, fullgraph=True)
 
-    def _recorded(self, compiled: Callable[..., Any], args: tuple[Tree, ...]) -> Callable[..., Any]:
-        small = tree_leaves(args)[0].numel() <= REPLAYED
-        return Replay(compiled, args) if self.task.device.type == "cuda" and self.differentiate and small else compiled
-
     @property
     def _tolerance(self) -> float:
         return TOLERANCE[torch.bfloat16 if self.task.bf16 else self.task.dtype]
@@ -196,6 +233,10 @@ class Cohorts:
                     distance = float((got.double() - wanted.double()).norm())
                     apart = max(apart, distance / length if length > 1e-6 else 0.0)
         return apart
+
+
+def _tensors(tree: Tree) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if leaf is not None]
 
 
 def _mapped(run: Callable[..., Any], size: int, owns: int) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from consilience.gaussian import Gaussian
 from consilience.inference.schedules import Schedule
 from consilience.ranges import Range, Ranges
 from consilience.records import rows
+from consilience.vectorize import stepper
 
 Memory = tuple[Tensor, ...]
 Pace = float | Tensor
@@ -118,7 +119,7 @@ class Chain(ABC):
         memory, taken, relative = self.memory(theta), 0, getattr(gradient, "pace", None)
         loss, seen, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(3))
         total = torch.zeros_like(theta) if average else theta
-        stiff, advance = _stiffness(prior, self.lr), getattr(gradient, "fused", _as_it_is)(self._advance)
+        stiff, advance = _stiffness(prior, self.lr), stepper(gradient, self._advance)
         if prior is not None and self.weight_decay:
             decay = theta.new_full((1,), self.weight_decay)
             prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
@@ -130,15 +131,15 @@ class Chain(ABC):
                 steps.zero_()
             for step, (k, batch) in enumerate(islice(cohort.epoch(epoch, self.batch), self.longest)):
                 now = theta[:k]
-                g, value = gradient(now, batch, *rows(own, slice(k)), shared=shared)
-                loss[:k] += value * batch.w.sum(1)
-                seen[:k] += batch.w.sum(1)
                 noise = cohort.noise(k, theta.shape[1], tag=f"chain {epoch} {step}") if self.shaken else None
                 pace = self.pace(cohort, epoch, step, k)
                 pace = pace if relative is None else pace * relative[: theta.shape[1]]
                 held = None if prior is None else prior.first(k)
                 firm = stiff[:k] if stiff is not None and stiff.dim() > 1 else stiff
-                advance(now, tuple(part[:k] for part in memory), g, held, firm, cohort.n[:k], noise, pace)
+                kept = (tuple(part[:k] for part in memory), held, firm)
+                value = advance(now, batch, rows(own, slice(k)), shared, kept, (cohort.n[:k], noise, pace))
+                loss[:k] += value * batch.w.sum(1)
+                seen[:k] += batch.w.sum(1)
                 if look is not None:
                     look(taken, k, now)
                 taken += 1
@@ -151,8 +152,8 @@ class Chain(ABC):
     def _advance(
         self,
         theta: Tensor,
-        memory: Memory,
         g: Tensor,
+        memory: Memory,
         prior: Gaussian | None,
         stiff: Tensor | None,
         n: Tensor,
@@ -355,11 +356,6 @@ class SGHMC(Chain):
         shake = (2 * self.friction * lr * self.temperature / n).sqrt() * noise
         _descend(velocity.mul_(1 - self.friction), slope, lr).add_(shake)
         theta.add_(velocity)
-
-
-def _as_it_is(fn: Callable[..., None]) -> Callable[..., None]:
-    """Of a gradient that compiles nothing."""
-    return fn
 
 
 def _check_adam(beta1: float, beta2: float, eps: float) -> None:

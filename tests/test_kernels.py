@@ -1,0 +1,164 @@
+"""Our own GPU kernels against plain convolutions: interpreted on a CPU, as they are on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.func import vmap
+
+import consilience as cs
+from consilience.layers import MatmulConv2d, PixelGroupNorm, PixelMean, use_kernels, use_matmul_convolutions
+from consilience.models import resnet18
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+pytest.importorskip("triton", reason="Triton comes with torch for GPUs, and with the development tools")
+from consilience import kernels  # noqa: E402
+
+# clients, batch, height, width, channels, channels made, taps, stride, padding
+SHAPES = [
+    (2, 3, 6, 6, 16, 32, 3, 1, 1),
+    (2, 2, 8, 6, 32, 16, 3, 2, 1),
+    (2, 2, 7, 5, 16, 16, 3, 2, 1),  # odd sides: remainders by the stride differ in number
+    (2, 2, 8, 8, 16, 16, 1, 2, 0),  # three pixels of four are seen by nobody
+    (1, 3, 9, 9, 3, 6, 5, 1, 2),  # few channels: taps and channels are one axis
+    (2, 2, 9, 8, 1, 16, 3, 1, 0),
+    (1, 2, 6, 6, 48, 20, 3, 1, 0),
+    (1, 2, 9, 9, 3, 8, 4, 2, 1),
+    (1, 1, 4, 4, 16, 80, 3, 1, 1),  # more channels than a block
+    (1, 6, 30, 30, 3, 8, 3, 1, 1),  # a sum over pixels in two shares
+]
+
+
+def draw(clients, batch, height, width, channels, made, taps, stride, padding):
+    made_by = torch.Generator().manual_seed(taps)
+    images = torch.randn(clients, batch, height, width, channels, generator=made_by)
+    weights = torch.randn(clients, made, taps, taps, channels, generator=made_by) / (taps**2 * channels) ** 0.5
+    return images.to(DEVICE), weights.to(DEVICE), stride, padding
+
+
+def plainly(images, weights, stride, padding):
+    """The same by torch, client by client, in float64."""
+    clients = zip(images.double(), weights.double(), strict=True)
+    each = [F.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), None, stride, padding) for x, w in clients]
+    return torch.stack(each).permute(0, 1, 3, 4, 2)
+
+
+def close(got, wanted):
+    distance = (got.double() - wanted).norm() / wanted.norm()
+    assert distance < (1e-3 if GPU else 1e-6), f"{distance:.2g} of the length"  # TF32 on a GPU
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolutions_and_their_slopes_are_torchs(shape):
+    images, weights, stride, padding = draw(*shape)
+    mine = [images.clone().requires_grad_(), weights.clone().requires_grad_()]
+    theirs = [images.double().requires_grad_(), weights.double().requires_grad_()]
+    result, wanted = kernels.convolve(*mine, stride, padding), plainly(*theirs, stride, padding)
+    close(result, wanted)
+    g = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    for a, b in zip(
+        torch.autograd.grad(result, mine, g), torch.autograd.grad(wanted, theirs, g.double()), strict=True
+    ):
+        close(a, b)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=str)
+def test_slopes_of_slopes_are_torchs(shape):
+    """A penalty on slopes, as a GAN's, differentiates them once more: each function's slopes are the other two."""
+    images, weights, stride, padding = draw(*shape)
+    found = []
+    for run, kind in ((kernels.convolve, torch.float32), (plainly, torch.float64)):
+        x, w = (t.to(kind, copy=True).requires_grad_() for t in (images, weights))
+        first = torch.autograd.grad(run(x, w, stride, padding).square().sum(), (x, w), create_graph=True)
+        found.append(torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (x, w)))
+    for a, b in zip(*found, strict=True):
+        close(a, b)
+
+
+def test_what_is_mapped_over_joins_the_clients():
+    images, weights, stride, padding = draw(*SHAPES[0])
+    more, others = torch.stack([images, 2 * images, -images]), torch.stack([weights, weights + 1, 3 * weights])
+
+    def run(x, w):
+        return kernels.convolve(x, w, stride, padding)
+
+    both = vmap(run)(more, others)
+    same_weights = vmap(run, in_dims=(0, None))(more, weights)
+    same_images = vmap(run, in_dims=(None, 0))(images, others)
+    for i in range(3):
+        close(both[i], plainly(more[i], others[i], stride, padding))
+        close(same_weights[i], plainly(more[i], weights, stride, padding))
+        close(same_images[i], plainly(images, others[i], stride, padding))
+
+
+def test_a_resnet_of_kernels_is_the_same_resnet():
+    """The network as compiled code for a GPU has it: gathered convolutions, norms and means over pixels."""
+    torch.manual_seed(0)
+    plain = resnet18((3, 8, 8), 5, width=4).to(DEVICE)
+    mine = use_kernels(use_matmul_convolutions(resnet18((3, 8, 8), 5, width=4).to(DEVICE)))
+    mine.load_state_dict(plain.state_dict())
+    kinds = {type(layer) for layer in mine.modules()}
+    assert {PixelGroupNorm, PixelMean, MatmulConv2d} <= kinds
+    assert not {nn.Conv2d, nn.GroupNorm, nn.AdaptiveAvgPool2d} & kinds
+    x = torch.randn(2, 3, 8, 8, device=DEVICE)
+    tolerance = {"rtol": 0.02, "atol": 0.02} if GPU else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(mine(x), plain(x), **tolerance)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_over_pixels_are_group_norms(groups, affine):
+    layer = nn.GroupNorm(groups, 4, affine=affine)
+    if affine:
+        nn.init.normal_(layer.weight)
+        nn.init.normal_(layer.bias)
+    for shape in ((3, 4, 5, 6), (3, 4, 7)):
+        x = 3 + 2 * torch.randn(shape)
+        torch.testing.assert_close(PixelGroupNorm(layer)(x), layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_convolutions_that_differ_along_the_axes_are_written_out():
+    layers = [nn.Conv2d(3, 4, 3, stride=(1, 2)), nn.Conv2d(3, 4, 3, padding=(0, 1)), nn.Conv2d(3, 4, 3, dilation=2)]
+    for layer in layers:
+        product = use_kernels(use_matmul_convolutions(nn.Sequential(layer)))[0]
+        assert not product.gathers
+        x = torch.randn(2, 3, 9, 9)
+        torch.testing.assert_close(product(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("name", ["FedAvg", "FedEP", "SCAFFOLD", "FedPA", "MOON"])
+def test_replayed_rounds_on_a_gpu_are_those_of_plain_code(name):
+    """Ragged clients, momentum, two chunks a round: recorded steps against uncompiled ones, in float64."""
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randn(150, 3, 8, 8, generator=made), torch.randint(4, (150,), generator=made)
+    owner = torch.arange(150).sqrt().long() % 9
+    federation = cs.Federation.from_owner(cs.Dataset(x, y, tuple("abcd")), owner)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    found = []
+    for compile in (False, True):
+        engine = cs.Simulator(device="cuda", chunk=5, compile=compile, precision="float64")
+        run = cs.fit(
+            getattr(cs, name)(), cs.Classification(network), federation, rounds=4, progress=False, engine=engine
+        )
+        found.append(run.posterior.mean)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_learning_curves_in_bfloat16_are_those_of_float32_on_a_gpu():
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randn(400, 3, 8, 8, generator=made), torch.randint(4, (400,), generator=made)
+    x += 0.4 * torch.randn(4, 3, 8, 8, generator=made)[y]
+    federation = cs.Federation.from_owner(cs.Dataset(x, y, tuple("abcd")), torch.arange(400) % 8)
+    torch.manual_seed(0)
+    task = cs.Classification(resnet18((3, 8, 8), 4, width=16))
+    losses = []
+    for precision in ("float32", "bf16"):
+        engine = cs.Simulator(device="cuda", chunk=8, compile=True, precision=precision)
+        run = cs.fit(cs.FedAvg(), task, federation, rounds=6, progress=False, engine=engine)
+        losses.append(torch.tensor([line["loss"] for line in run.history]))
+    torch.testing.assert_close(*losses, rtol=0.05, atol=0.02)
