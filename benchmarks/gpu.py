@@ -1,27 +1,82 @@
-"""Milliseconds of one local step on a GPU: a cohort as a client loop, as an eager vmap, and as we run it.
+"""Milliseconds of one local step on a GPU: a cohort as a loop, as an eager vmap, and as we run it.
 
-    python benchmarks/gpu.py            # one table; a few minutes, mostly compilation
+    python benchmarks/gpu.py                          # the whole table; some minutes, nearly all of it compilation
+    python benchmarks/gpu.py --only ResNet-18 CNN     # some of it
+    python benchmarks/gpu.py --precision float32
 
-Every row is one cohort: K clients, batch B each, their own weights. `loop` is plain PyTorch: one module, load the
-client's weights, forward, backward, SGD step, copy out. `shared` trains one model on the same K·B images: no
-federation at all. `ours` is `Task.gradient`, compiled, plus the SGD step, as in `inference/chains.py`.
+Every row is a cohort: K clients, batches of 20, weights of their own, plain SGD. `loop` is plain PyTorch: one module,
+load the client's weights, forward, backward, step, copy out; it is measured on ten clients, as it takes K times one.
+`vmap` is `torch.func` without a compiler. `ours` is a step as a chain takes it, recorded and replayed; ResNet-18 goes
+through in chunks of at most 50 clients, as it does in a run. `shared` is one model, compiled, channels last, on the same
+K · 20 images (of a chunk): no federation at all. `peak` is the share of what the GPU reaches in large matrix products of
+that precision, in the same run, for the multiplications that the step must do.
+
+Cohorts are compiled side by side, in processes of their own, and measured one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import multiprocessing
+import os
 import platform
 import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.utils.flop_counter import FlopCounterMode
 
 import consilience as cs
-from consilience.models import cnn, resnet18
+from consilience.inference import SGD
+from consilience.models import cnn, lenet5, mlp, resnet18
 from consilience.task import Batch
+from consilience.vectorize import stepper
+
+BATCH, LARGEST, LOOPED = 20, 50, 10
+NETWORKS = {
+    "ResNet-18, 24 px": (resnet18, (3, 24, 24), 100),
+    "ResNet-18, 32 px": (resnet18, (3, 32, 32), 100),
+    "CNN, 28 px": (cnn, (1, 28, 28), 62),
+    "LeNet-5, 28 px": (lenet5, (1, 28, 28), 10),
+    "MLP 784-200-10": (mlp, (1, 28, 28), 10),
+}
 
 
-def milliseconds(step, repeats=7, steps=10):
+@dataclass
+class Row:
+    """One cohort, in milliseconds a step of all its clients."""
+
+    name: str
+    clients: int
+    loop: float
+    vmap: float | None
+    ours: float
+    shared: float
+    flops: float
+    compiled_in: float
+
+    def times(self, clients: int) -> Row:
+        """A larger cohort, in chunks of this one."""
+        if clients == self.clients:
+            return self
+        share = clients / self.clients
+        longer = {name: getattr(self, name) * share for name in ("loop", "ours", "shared", "flops")}
+        return replace(self, clients=clients, vmap=None, **longer)
+
+    def text(self, peak: float) -> str:
+        images = self.clients * BATCH / self.ours * 1e3
+        eager = "–" if self.vmap is None else f"{self.vmap:.2f}"
+        return (
+            f"| {self.name} | {self.clients} | {self.loop:.1f} | {eager} | {self.ours:.2f} | {self.shared:.2f} | "
+            f"{self.loop / self.ours:.0f}× | {images:,.0f} | {self.flops / self.ours / 1e9 / peak:.0%} | "
+            f"{self.compiled_in:.0f} |"
+        )
+
+
+def milliseconds(step, repeats=5, steps=10):
     """Median over repeats of the mean over ten steps: within a round nothing waits for the device."""
     for _ in range(3):
         step()
@@ -36,11 +91,11 @@ def milliseconds(step, repeats=7, steps=10):
     return 1e3 * sorted(times)[len(times) // 2]
 
 
-def batch_of(clients, size, shape, classes):
+def batch_of(clients, shape, classes):
     return Batch(
-        torch.randn(clients, size, *shape, device="cuda"),
-        torch.randint(classes, (clients, size), device="cuda"),
-        torch.ones(clients, size, device="cuda"),
+        torch.randn(clients, BATCH, *shape, device="cuda"),
+        torch.randint(classes, (clients, BATCH), device="cuda"),
+        torch.ones(clients, BATCH, device="cuda"),
         torch.arange(clients, device="cuda"),
     )
 
@@ -48,27 +103,20 @@ def batch_of(clients, size, shape, classes):
 def ours(module, batch, *, bf16, compile):
     clients = len(batch.x)
     task = cs.Classification(module).prepare("cuda", bf16=bf16, compile=compile, chunk=clients)
-    theta, gradient = task.initial().repeat(clients, 1), task.gradient()
-
-    def step():
-        g, _ = gradient(theta, batch)
-        theta.sub_(g, alpha=0.01)
-
-    start = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    return milliseconds(step), time.perf_counter() - start
+    chain, theta = SGD(lr=0.01), task.initial().repeat(clients, 1)
+    along = stepper(task.gradient(), chain.advance)
+    n = torch.full((clients, 1), float(BATCH), device="cuda")
+    return lambda: along(theta, batch, (), (), ((), None, None), (n, None, chain.lr))
 
 
-def loop(module, batch, *, bf16, clients=None):
-    """Milliseconds for all clients; with `clients`, measured on so many of them and scaled up."""
-    module = module.cuda()
-    measured = clients or len(batch.x)
-    weights = [[p.detach().clone() for p in module.parameters()] for _ in range(measured)]
+def loop(module, batch, *, bf16):
+    """A step of the first `LOOPED` clients."""
+    module = copy.deepcopy(module).cuda()
+    weights = [[p.detach().clone() for p in module.parameters()] for _ in range(LOOPED)]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
 
     def step():
-        for k in range(measured):
+        for k in range(LOOPED):
             with torch.no_grad():
                 for p, w in zip(module.parameters(), weights[k], strict=True):
                     p.copy_(w)
@@ -81,39 +129,106 @@ def loop(module, batch, *, bf16, clients=None):
                 for p, w in zip(module.parameters(), weights[k], strict=True):
                     w.copy_(p)
 
-    return milliseconds(step, 3, 3) * len(batch.x) / measured
+    return step
 
 
 def shared(module, batch, *, bf16):
-    joint = Batch(batch.x.flatten(0, 1)[None], batch.y.flatten()[None], batch.w.flatten()[None], batch.key[:1])
-    return ours(module, joint, bf16=bf16, compile=True)[0]
+    module = copy.deepcopy(module).cuda().to(memory_format=torch.channels_last)
+    x, y = batch.x.flatten(0, 1).contiguous(memory_format=torch.channels_last), batch.y.flatten()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, fused=True)
+
+    @torch.compile(mode="reduce-overhead")
+    def loss(x, y):
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+            return F.cross_entropy(module(x), y)
+
+    def step():
+        torch.compiler.cudagraph_mark_step_begin()
+        optimizer.zero_grad()
+        loss(x, y).backward()
+        optimizer.step()
+
+    return step
 
 
-def row(name, module, clients, size, shape, classes, bf16):
-    torch.manual_seed(0)
-    batch = batch_of(clients, size, shape, classes)
-    slow = loop(module, batch, bf16=bf16)
-    eager, _ = ours(module, batch, bf16=bf16, compile=False)
-    fast, compile_s = ours(module, batch, bf16=bf16, compile=True)
-    one = shared(module, batch, bf16=bf16)
-    images = clients * size / fast * 1e3
-    print(
-        f"{name} {'bf16' if bf16 else 'fp32'} {clients}x{size}: loop {slow:.1f} ms, vmap {eager:.1f} ms, "
-        f"shared model {one:.1f} ms, ours {fast:.2f} ms ({images:,.0f} img/s, first call {compile_s:.0f} s) "
-        f"{slow / fast:.1f}x",
-        flush=True,
-    )
+def flops_of(module, shape, classes):
+    """Of one client's step, forward and backward."""
+    module = copy.deepcopy(module)
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(module(torch.randn(BATCH, *shape)), torch.randint(classes, (BATCH,))).backward()
+    return counter.get_total_flops()
+
+
+def peak_of(bf16):
+    """TFLOP/s of a large matrix product."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16 if bf16 else torch.float32)
+    return 2 * 8192**3 / milliseconds(lambda: a @ a) / 1e9
+
+
+def begin(barrier, lock):
+    global READY, ALONE
+    READY, ALONE = barrier, lock
+
+
+def chunk(name, clients):
+    """How many clients go through at once."""
+    return min(clients, LARGEST) if NETWORKS[name][0] is resnet18 else clients
+
+
+def measured(name, clients, bf16):
+    """A step of clients that go through at once."""
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.manual_seed(0)
+        make, shape, classes = NETWORKS[name]
+        module, batch, start = make(shape, classes), batch_of(clients, shape, classes), time.perf_counter()
+        fast = ours(module, batch, bf16=bf16, compile=True)
+        fast()
+        torch.cuda.synchronize()
+        compiled_in = time.perf_counter() - start
+        one = shared(module, batch, bf16=bf16)
+        for _ in range(3):
+            one()
+        torch.cuda.empty_cache()
+        flops = flops_of(module, shape, classes) * clients
+        READY.wait()
+    except Exception:
+        READY.abort()  # nobody is to wait for this one
+        raise
+    with ALONE:
+        times = {"ours": milliseconds(fast), "shared": milliseconds(one)}
+        times["loop"] = milliseconds(loop(module, batch, bf16=bf16), 3, 3) * clients / LOOPED
+        eager = None
+        if make is not resnet18 or clients <= 20:
+            eager = milliseconds(ours(module, batch, bf16=bf16, compile=False), 3, 3)
+        del fast, one
+        torch.cuda.empty_cache()
+    return Row(name, clients, vmap=eager, flops=flops, compiled_in=compiled_in, **times)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bf16", action="store_true", help="leave out the float32 rows")
+    parser.add_argument("--precision", choices=["bf16", "float32"], default="bf16")
+    parser.add_argument("--only", nargs="+", default=[""], help="names of networks begin so")
+    parser.add_argument("--clients", nargs="+", type=int, default=[10, 20, 100, 500])
     options = parser.parse_args()
+    bf16 = options.precision == "bf16"
     torch.set_float32_matmul_precision("high")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, python {platform.python_version()}")
-    for bf16 in (True, False)[: 1 if options.bf16 else 2]:
-        row("ResNet-18", resnet18((3, 32, 32), 100), 20, 20, (3, 32, 32), 100, bf16)
-        row("CNN", cnn((1, 28, 28), 62), 100, 20, (1, 28, 28), 62, bf16)
+    rows = [(n, k) for n in NETWORKS for k in options.clients if n.startswith(tuple(options.only))]
+    cases = sorted({(n, chunk(n, k)) for n, k in rows}, reverse=True)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, 2 * (os.cpu_count() or 1) // len(cases))))
+    spawn = multiprocessing.get_context("spawn")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, python {platform.python_version()}", flush=True)
+    peak = peak_of(bf16)
+    print(f"{options.precision}, batches of {BATCH}; large products reach {peak:.0f} TFLOP/s\n")
+    print("| network | K | loop, ms | vmap, ms | ours, ms | shared, ms | loop / ours | img/s | peak | compiled in, s |")
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    torch.cuda.empty_cache()
+    shared_things = spawn.Barrier(len(cases)), spawn.Lock()
+    with ProcessPoolExecutor(len(cases), spawn, initializer=begin, initargs=shared_things) as pool:
+        found = {case: pool.submit(measured, *case, bf16) for case in cases}
+        for name, clients in rows:
+            print(found[name, chunk(name, clients)].result().times(clients).text(peak), flush=True)
 
 
 if __name__ == "__main__":

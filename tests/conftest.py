@@ -8,6 +8,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # our GPU kernels run in Python, slowly; Triton asks when it is imported
 
+
 @pytest.fixture
 def _plain_kernels():
     """oneDNN's bfloat16 kernels end the process on virtual machines that promise AMX and do not have it."""

@@ -48,7 +48,7 @@ def plainly(images, weights, stride, padding):
 
 def close(got, wanted):
     distance = (got.double() - wanted).norm() / wanted.norm()
-    assert distance < (1e-3 if GPU else 1e-6), f"{distance:.2g} of the length"  # TF32 on a GPU
+    assert distance < (5e-3 if GPU else 1e-6), f"{distance:.2g} of the length"  # TF32 on a GPU
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -59,9 +59,7 @@ def test_convolutions_and_their_slopes_are_torchs(shape):
     result, wanted = kernels.convolve(*mine, stride, padding), plainly(*theirs, stride, padding)
     close(result, wanted)
     g = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    for a, b in zip(
-        torch.autograd.grad(result, mine, g), torch.autograd.grad(wanted, theirs, g.double()), strict=True
-    ):
+    for a, b in zip(torch.autograd.grad(result, mine, g), torch.autograd.grad(wanted, theirs, g.double()), strict=True):
         close(a, b)
 
 

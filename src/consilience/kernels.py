@@ -252,6 +252,10 @@ def _over_clients(op: Any) -> Any:
     return rule
 
 
-for _op, _slopes in ((convolve, _slopes_of_convolve), (convolve_back, _slopes_of_back), (convolve_meet, _slopes_of_meet)):
+for _op, _slopes in (
+    (convolve, _slopes_of_convolve),
+    (convolve_back, _slopes_of_back),
+    (convolve_meet, _slopes_of_meet),
+):
     _op.register_autograd(_slopes, setup_context=_remember)
     _op.register_vmap(_over_clients(_op))

@@ -54,7 +54,7 @@ class Replay:
     step is recorded anew if it lies elsewhere; what is fresh in every step is copied to where it was at the recording."""
 
     def __init__(self, step: _Step, device: torch.device) -> None:
-        self.step, self.device = step, device
+        self.step = step
         self.pool: Any = None
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.graphs: dict[Any, tuple[Any, list[Tensor], Tensor]] = {}
@@ -65,7 +65,7 @@ class Replay:
         kept: tuple[Tree, ...], fresh: tuple[Tree, ...],
     ) -> Tensor:  # fmt: skip
         """The loss of every client."""
-        numbers = tuple(torch.full((), f, device=self.device) if isinstance(f, float) else f for f in fresh)
+        numbers = tuple(theta.new_full((), f) if isinstance(f, float) else f for f in fresh)
         given, stays = _tensors((batch, numbers)), _tensors((theta, own, shared, kept))
         form = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*given, *stays))
         key = (form, tuple(leaf.data_ptr() for leaf in stays))

@@ -127,4 +127,6 @@ def check_maker(chain: Chain) -> None:
 
 def take(chain: Chain, theta: Tensor, memory: Memory, slope: Tensor) -> None:
     """One step of a chain at the server, in place, with no noise of its own."""
-    chain.move(theta, memory, slope, torch.ones_like(theta[:, :1]), torch.zeros_like(theta) if chain.shaken else None, chain.lr)
+    chain.move(
+        theta, memory, slope, torch.ones_like(theta[:, :1]), torch.zeros_like(theta) if chain.shaken else None, chain.lr
+    )

@@ -53,11 +53,12 @@ class FedPA(Algorithm):
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         """Sample; send n_k Σ̂⁻¹ (μ̂ − w)."""
-        iterates = self.train.iterates(task.gradient(), message.theta, cohort, average=True)
+        start = message.theta
+        iterates = self.train.iterates(task.gradient(), start, cohort, average=True, burn_in=self.burn_in)
         samples = torch.stack([sample.clone() for epoch, sample in enumerate(iterates) if epoch >= self.burn_in], 1)
         mean = samples.mean(1)
         precise = by_variances if self.diagonal else by_covariance
-        delta = precise(samples - mean.unsqueeze(1), mean - message.theta, self.rho)
+        delta = precise(samples - mean.unsqueeze(1), mean - start, self.rho)
         return Weighted.of(Point(delta), cohort.n), None
 
     def fuse(self, server: Averaged, update: Weighted) -> Averaged:

@@ -110,23 +110,25 @@ class Chain(ABC):
         prior: Gaussian | None = None,
         shared: tuple[Any, ...] = (),
         average: bool = False,
+        burn_in: int = 0,
         look: Look | None = None,
     ) -> Iterator[Tensor]:
         """After every epoch the parameters [K, P] of every client, from θ [P] or [K, P]: the last ones, or the mean
-        over the epoch's steps if `average`. `own` and `prior` are cut to the clients that still have a batch; `look` is
-        called after every step. The same tensor is yielded every time: copy what must last."""
+        over the epoch's steps if `average`, after `burn_in` epochs. `own` and `prior` are cut to the clients that still
+        have a batch; `look` is called after every step. The same tensor is yielded every time: copy what must last."""
         theta = theta.expand(len(cohort), -1).clone()
         memory, taken, relative = self.memory(theta), 0, getattr(gradient, "pace", None)
         loss, seen, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(3))
         total = torch.zeros_like(theta) if average else theta
-        stiff, advance = _stiffness(prior, self.lr), stepper(gradient, self._advance)
+        stiff, step_along = _stiffness(prior, self.lr), stepper(gradient, self.advance)
         if prior is not None and self.weight_decay:
             decay = theta.new_full((1,), self.weight_decay)
             prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
         for epoch in range(self.epochs):
+            averaged = average and epoch >= burn_in
             loss.zero_()
             seen.zero_()
-            if average:
+            if averaged:
                 total.zero_()
                 steps.zero_()
             for step, (k, batch) in enumerate(islice(cohort.epoch(epoch, self.batch), self.longest)):
@@ -137,19 +139,19 @@ class Chain(ABC):
                 held = None if prior is None else prior.first(k)
                 firm = stiff[:k] if stiff is not None and stiff.dim() > 1 else stiff
                 kept = (tuple(part[:k] for part in memory), held, firm)
-                value = advance(now, batch, rows(own, slice(k)), shared, kept, (cohort.n[:k], noise, pace))
+                value = step_along(now, batch, rows(own, slice(k)), shared, kept, (cohort.n[:k], noise, pace))
                 loss[:k] += value * batch.w.sum(1)
                 seen[:k] += batch.w.sum(1)
                 if look is not None:
                     look(taken, k, now)
                 taken += 1
-                if average:
+                if averaged:
                     total[:k] += now
                     steps[:k] += 1
             cohort.note(loss=loss / seen.clamp_min(1))
-            yield total.div_(steps.clamp_min(1).unsqueeze(1)) if average else theta
+            yield total.div_(steps.clamp_min(1).unsqueeze(1)) if averaged else theta
 
-    def _advance(
+    def advance(
         self,
         theta: Tensor,
         g: Tensor,
