@@ -7,9 +7,9 @@
 Every row is a cohort: K clients, batches of 20, weights of their own, plain SGD. `loop` is plain PyTorch: one module,
 load the client's weights, forward, backward, step, copy out; it is measured on ten clients, as it takes K times one.
 `vmap` is `torch.func` without a compiler. `ours` is a step as a chain takes it, recorded and replayed; ResNet-18 goes
-through in chunks of at most 50 clients, as it does in a run. `shared` is one model, compiled, channels last, on the same
-K · 20 images (of a chunk): no federation at all. `peak` is the share of what the GPU reaches in large matrix products of
-that precision, in the same run, for the multiplications that the step must do.
+through in chunks of at most 50 clients. `shared` is one model, compiled, channels last, on the same K · 20 images (of a
+chunk): no federation at all. `peak` is the share of what the GPU reaches in large matrix products of that precision, in
+the same run, for the multiplications that the step must do.
 
 Cohorts are compiled side by side, in processes of their own, and measured one after the other.
 """

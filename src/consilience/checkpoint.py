@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -198,7 +199,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._sheet = Sheet()
+        self._sheet, self._free = Sheet(), threading.Lock()
 
     @property
     def _checkpoints(self) -> Path:
@@ -269,7 +270,9 @@ class RunDirectory:
 
     def write_sheet(self) -> None:
         """metrics.csv: the rounds so far for a spreadsheet, with a column for each number."""
-        write_atomically(self.path / "metrics.csv", self._sheet.text())
+        with self._free:  # rounds go on while a checkpoint is written
+            text = self._sheet.text()
+        write_atomically(self.path / "metrics.csv", text)
 
     def _newest_first(self) -> list[Path]:
         return sorted(self._checkpoints.glob("round-*.safetensors"), reverse=True)
@@ -300,7 +303,8 @@ class RunDirectory:
         """One round's metrics."""
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-        self._sheet.add(line)
+        with self._free:
+            self._sheet.add(line)
 
     def history(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """The metrics of all rounds, or of those up to `up_to`, in which case later lines are taken off the file:

@@ -10,13 +10,22 @@ from torch import Tensor
 
 from consilience import keys
 from consilience.data.augment import Augmentation
-from consilience.data.dataset import rows_at
+from consilience.data.dataset import Dataset, rows_at
 from consilience.data.federation import Federation
 from consilience.errors import ConsilienceError
 from consilience.records import Tree, record, rows
 from consilience.task import Batch
 
 Change = Callable[[Tensor, Tensor], Tensor]  # of inputs [K, B, ...] by keys [K]
+Take = Callable[[Dataset, Tensor, Tensor, "Change | None", torch.dtype], tuple[Tensor, Tensor]]
+
+
+def take(
+    data: Dataset, chosen: Tensor, key: Tensor, change: Change | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The examples `chosen` [K, B] as a model sees them: inputs, changed at random by keys [K], and targets."""
+    x = data.inputs(chosen, dtype)
+    return x if change is None else change(x, key), data.targets(chosen, dtype)
 
 
 @record
@@ -51,6 +60,7 @@ class Cohort:
         dtype: torch.dtype = torch.float32,
         static: bool = False,
         augment: Augmentation | None = None,
+        take: Take = take,
         limit: int | None = None,
         examples: int | None = None,
     ) -> None:
@@ -61,12 +71,11 @@ class Cohort:
         offsets, self._sizes = federation.part(ids, round)
         if bool((self._sizes.diff() > 0).any()):
             raise ConsilienceError("a cohort's clients must be sorted by their number of examples, most first")
-        self._static, self._augment, self._steps_left = static, augment, limit
+        self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
         # Compiled code wants one batch size in all rounds, so the largest part of all: the first of the largest client.
         self._largest = -(-int(federation.sizes.max()) // federation.steps) if static else int(self._sizes[0])
-        self._offsets = offsets.to(self.device)
-        self._n = self._sizes.to(self.device)
-        self._key = keys.key(seed, purpose="client", round=round, client=ids).to(self.device)
+        key = keys.key(seed, purpose="client", round=round, client=ids)
+        self._offsets, self._n, self._key = (t.to(self.device, non_blocking=True) for t in (offsets, self._sizes, key))
         self.n = self._n.to(dtype).unsqueeze(1)
 
     def __len__(self) -> int:
@@ -77,7 +86,7 @@ class Cohort:
         A last, smaller batch is a batch like any other."""
         purpose = f"epoch {number}"
         shuffle = keys.permutations(keys.fold(self._key, purpose), self._n, int(self._sizes[0]))
-        return self._batches(shuffle, size, purpose, self._augment)
+        return self._batches(shuffle, size, purpose, self._take, self._augment)
 
     def mean(
         self,
@@ -92,7 +101,7 @@ class Cohort:
         examples in their order, batches of `size`, inputs as in evaluation. Another `tag` is other random numbers."""
         in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
         total: Tensor | None = None
-        for k, batch in self._batches(in_order, size, tag, self._as_evaluated, least=1):
+        for k, batch in self._batches(in_order, size, tag, take, self._as_evaluated, least=1):
             value = fn(theta[:k], batch, *rows(own, slice(k)), shared=shared)
             value = value[0] if isinstance(value, tuple) else value
             if total is None:
@@ -130,7 +139,7 @@ class Cohort:
         self.notes.update(values)
 
     def _batches(
-        self, positions: Tensor, size: int, purpose: str, change: Change | None, least: int = 0
+        self, positions: Tensor, size: int, purpose: str, take: Take, change: Change | None, least: int = 0
     ) -> Iterator[tuple[int, Batch]]:
         width = positions.shape[1]
         size = min(size, self._largest)
@@ -148,11 +157,6 @@ class Cohort:
                 self._steps_left -= 1
             k = int((self._sizes > step * size).sum())
             columns = slice(step * size, (step + 1) * size)
-            yield k, self._gather(index[:k, columns], weight[:k, columns], key[:k, step], change)
-
-    def _gather(self, chosen: Tensor, weight: Tensor, key: Tensor, change: Change | None) -> Batch:
-        data = self.federation.data
-        x = data.inputs(chosen, self.dtype)
-        if change is not None:
-            x = change(x, key)
-        return Batch(x, data.targets(chosen, self.dtype), weight, key)
+            w, own = weight[:k, columns], key[:k, step]
+            x, y = take(self.federation.data, index[:k, columns], own, change, self.dtype)
+            yield k, Batch(x, y, w, own)

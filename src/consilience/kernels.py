@@ -1,14 +1,16 @@
 """Convolutions of a cohort on a GPU: every client has kernels of its own.
 
-A convolution is a product of matrices: the neighbourhoods of all pixels times the kernel. For K clients it is K products.
-Libraries have it as one convolution with K groups, where most of the time goes into changing layouts, or as a batched
-product of neighbourhoods written out, nine times as large as the images for a 3×3 kernel. Here the neighbourhoods are
-gathered while they are multiplied, and never exist.
+A convolution is a product of matrices: the neighbourhoods of all pixels times the kernel. For K clients it is K
+products. Libraries have it as one convolution with K groups, where most of the time goes into changing layouts, or as a
+batched product of neighbourhoods written out, nine times as large as the images for a 3×3 kernel. Here neighbourhoods
+are gathered while they are multiplied, and never exist.
 
-Images are [K, B, height, width, channels], kernels [K, N, h, w, C] for N channels made of C. There are three functions,
-`convolve`, its slope in the images and its slope in the kernel; all are linear in each of two arguments, so the slopes of
-each are the other two. Under `vmap`, clients join the client axis.
+Images are [K, B, height, width, channels], kernels [K, N, h, w, C] for N channels made of C. There are three functions:
+`convolve`, its slope in the images and its slope in the kernel. All are linear in each of two arguments, so the slopes
+of each are the other two. What `vmap` maps over joins the clients.
 """
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
 from __future__ import annotations
 
@@ -98,8 +100,8 @@ def _meet(
     DOWN: tl.constexpr, PAD: tl.constexpr, FLAT: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """A block of BN × BC of the kernel's slope [K, N, KH · KW · C]: slopes [K, B, TALL, WIDE, N] meet the neighbourhoods
-    of images [K, B, H, W, C], over a share of all pixels."""
+    """A block of BN × BC of the kernel's slope [K, N, KH · KW · C]: slopes [K, B, TALL, WIDE, N] meet neighbourhoods of
+    images [K, B, H, W, C], over a share of all pixels."""
     block, share, client = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     blocks_n: tl.constexpr = (N + BN - 1) // BN
     n = (block % blocks_n) * BN + tl.arange(0, BN)
@@ -136,12 +138,12 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> N
 
 def _power(n: int, low: int, high: int) -> int:
     """The power of two at or above n, within bounds."""
-    return min(high, max(low, triton.next_power_of_2(n)))
+    return min(high, max(low, 1 << (n - 1).bit_length()))
 
 
-def _chunk(channels: int, largest: int = 64) -> int:
+def _chunk(channels: int) -> int:
     """How many channels of one tap are taken at once; 0 if taps and channels must be one axis."""
-    return next((size for size in (64, 32, 16) if size <= largest and channels % size == 0), 0)
+    return next((size for size in (64, 32, 16) if channels % size == 0), 0)
 
 
 def _gathered(
@@ -243,7 +245,7 @@ def _over_clients(op: Any) -> Any:
 
     def rule(info: Any, dims: tuple[int | None, ...], a: Tensor, b: Tensor, *how: int) -> tuple[Tensor, int]:
         count = info.batch_size
-        if dims[1] is None and op is not convolve_meet:
+        if dims[1] is None and dims[0] is not None and op is not convolve_meet:
             images = a.movedim(dims[0], 1)  # [K, V, B, ...]
             return op(images.flatten(1, 2), b, *how).unflatten(1, (count, images.shape[2])), 1
         a, b = (t.expand(count, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip((a, b), dims, strict=False))

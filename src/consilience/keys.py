@@ -47,8 +47,9 @@ def key(seed: int, *, purpose: str, round: int = 0, client: int | Tensor = 0) ->
     return result
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def word(purpose: str) -> int:
-    """A purpose as a number, for `fold` inside code that is compiled: there, words cannot be hashed."""
+    """A purpose as a number; in compiled code a constant."""
     return zlib.crc32(purpose.encode())
 
 
@@ -59,7 +60,7 @@ def fold(key: Tensor, purpose: str | int) -> Tensor:
 
 def folds(key: Tensor, purposes: Sequence[str]) -> Tensor:
     """[..., purposes]: `fold` for several purposes at once."""
-    hashes = torch.tensor([word(purpose) for purpose in purposes], device=key.device)
+    hashes = torch.tensor([word(purpose) for purpose in purposes]).to(key.device, non_blocking=True)
     return mix(key.unsqueeze(-1) ^ hashes)
 
 

@@ -131,7 +131,8 @@ class MatmulConv2d(nn.Module):
         from consilience.kernels import convolve  # Triton comes with torch for GPUs only
 
         images, kernel = x.permute(0, 2, 3, 1), self.weight.permute(0, 2, 3, 1)
-        out = convolve(images.unsqueeze(0), kernel.unsqueeze(0), self.stride[0], int(self.padding[0])).squeeze(0)
+        how = self.stride[0], int(self.padding[0])
+        out: Tensor = convolve(images.unsqueeze(0), kernel.unsqueeze(0), *how).squeeze(0)
         return (out if self.bias is None else out + self.bias).permute(0, 3, 1, 2)
 
     def _written_out(self, x: Tensor) -> Tensor:
@@ -161,7 +162,7 @@ class PixelGroupNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Examples [B, C, ...]."""
-        pixels = x.movedim(1, -1).unflatten(-1, (self.groups, -1))
+        pixels: Tensor = x.movedim(1, -1).unflatten(-1, (self.groups, -1))  # type: ignore[no-untyped-call]
         pixels = pixels.to(torch.promote_types(x.dtype, torch.float32))
         over = [*range(1, x.dim() - 1), x.dim()]
         var, mean = torch.var_mean(pixels, over, correction=0, keepdim=True)

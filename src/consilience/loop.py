@@ -9,6 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -34,7 +35,7 @@ from consilience.evaluation import Evaluation, marginals
 from consilience.files import write_atomically
 from consilience.gaussian import Gaussian
 from consilience.progress import Bar
-from consilience.records import Tree, nbytes, pack, to, unpack
+from consilience.records import Tree, nbytes, pack, to, tree_map, unpack
 from consilience.runs import Callback, Run
 from consilience.task import Task
 
@@ -105,6 +106,8 @@ class Loop:
     run: Run = field(init=False)
     session: Session = field(init=False)
     info: Info | None = None  # what the present stage was started with; None in the first
+    writer: Executor = field(init=False)  # of checkpoints, while rounds go on
+    writing: tuple[Future[None], Tree] | None = None  # the checkpoint that is being written, and its clients' states
 
     def begin(self, algorithm: Algorithm, at: int, saved: Saved, history: list[dict[str, Any]]) -> tuple[int, Saved]:
         """From a warm start, which becomes the first checkpoint."""
@@ -220,6 +223,7 @@ class Loop:
         self._settle(stage, done + 1)
         shown = self.progress and self.ranks.leads
         with (
+            ThreadPoolExecutor(1) as self.writer,
             stop_requests(self.session.stops_softly) as stop,
             Bar(self.run.algorithm.name, self.rounds, shown, done) as bar,
         ):
@@ -231,6 +235,8 @@ class Loop:
                 stopping = self.ranks.any(stop.is_set()) and number < self.rounds
                 if number % self.checkpoint_every == 0 or number == last or stopping:
                     self.ranks.led(partial(self._save, number))
+                if stopping or number == last:
+                    self._written()
                 if stopping:
                     where = "it was not kept, as no directory was given" if self.out is None else "resume it"
                     raise Interrupted(f"stopped after round {number} of {self.rounds}; {where}")
@@ -316,11 +322,22 @@ class Loop:
         }
 
     def _save(self, number: int) -> None:
+        """A checkpoint of the server as it is now, and of all states, written while the next rounds are computed."""
         if self.directory is None:
             return
-        states = self.run.states.snapshot()
-        self.directory.save(number, Saved(self.run.server, states, self.info), self.run.posterior)
-        self.run.states.forget(states)
+        self._written()
+        states, server = self.run.states.snapshot(), tree_map(torch.clone, self.run.server)
+        saved = Saved(server, states, self.info)
+        self.writing = (
+            self.writer.submit(self.directory.save, number, saved, self.run.algorithm.posterior(server)), states
+        )  # fmt: skip
+
+    def _written(self) -> None:
+        """Wait for the checkpoint; what only older ones needed may go."""
+        if self.writing is not None:
+            (done, states), self.writing = self.writing, None
+            done.result()
+            self.run.states.forget(states)
 
     def _everyone(self) -> Iterator[Tree]:
         """All clients' states, in groups that fit on the device."""

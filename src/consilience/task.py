@@ -26,7 +26,7 @@ from consilience.layers import check_layers, use_kernels, use_matmul_convolution
 from consilience.metrics import classification, multilabel, regression
 from consilience.records import record, tree_map
 from consilience.report.text import plural
-from consilience.vectorize import Cohorts
+from consilience.vectorize import Checked, Cohorts
 
 MAIN = "main"
 
@@ -344,6 +344,14 @@ class Task(ABC):
     def hessian(self) -> Callable[..., Tensor]:
         """`hessian_one` for cohorts: (theta [K, P], batch) → [K, P, P]."""
         return self.vectorize(type(self).hessian_one)
+
+    def once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Many small operations on a cohort: on a GPU, for a compiled task, few."""
+        if not (self.compiled and self.device.type == "cuda"):
+            return fn
+        if fn not in self._cache:
+            self._cache[fn] = Checked(fn)
+        return self._cache[fn]
 
     def _cohort(self, fn: Callable[..., Any], differentiate: bool) -> Callable[..., Any]:
         if (fn, differentiate) not in self._cache:

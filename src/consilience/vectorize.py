@@ -49,9 +49,9 @@ class _Step:
 
 
 class Replay:
-    """A compiled step, recorded as a CUDA graph: its few hundred kernels are launched as one, where their launches would
-    take longer than they do. What stays from step to step (θ, a chain's memory, a prior) is used where it lies, and the
-    step is recorded anew if it lies elsewhere; what is fresh in every step is copied to where it was at the recording."""
+    """A compiled step, recorded as a CUDA graph: its few hundred kernels are launched as one, where their launches
+    would take longer than they do. What stays from step to step (θ, a chain's memory, a prior) is used where it lies,
+    and the step is recorded anew if it lies elsewhere; what is fresh in every step is copied to where it was then."""
 
     def __init__(self, step: _Step, device: torch.device) -> None:
         self.step = step
@@ -96,6 +96,32 @@ class Replay:
         if len(self.graphs) == RECORDED:
             del self.graphs[next(iter(self.graphs))]
         self.graphs[key] = graph, _tensors((batch, fresh)), loss
+
+
+class Checked:
+    """A compiled function whose first result is compared with plain code. If they differ, or the compiler cannot, plain
+    code is used, and the log says so."""
+
+    def __init__(self, plain: Callable[..., Any]) -> None:
+        self.plain, self.run = plain, torch.compile(_isolated(plain))
+        self.checked = False
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's result."""
+        if self.checked:
+            return self.run(*args)
+        self.checked, wanted = True, self.plain(*args)
+        try:
+            apart = _apart(self.run(*args), wanted)
+        except Exception as error:  # the compiler's own, of any kind
+            apart, why = float("inf"), f"cannot be compiled ({type(error).__name__})"
+        else:
+            why = f"differs when compiled, by {apart:.2g} of its length"
+        if not apart <= TOLERANCE[torch.float64]:
+            log.warning("%s %s: plain code is used", self.plain.__name__, why)
+            guards.count("compiled code refused", torch.ones(1, dtype=torch.bool))
+            self.run = self.plain
+        return wanted
 
 
 class Cohorts:
@@ -227,12 +253,20 @@ class Cohorts:
         for k in {i * (size - 1) // (CHECKED - 1) for i in range(CHECKED)}:
             alone = own if size == 1 else rows(own, k)
             mine = result if size == 1 else rows(result, k)
-            for got, wanted in zip(tree_leaves(mine), tree_leaves(plain(*alone, *shared)), strict=True):
-                if wanted.is_floating_point() and bool(wanted.isfinite().all()):
-                    length = float(wanted.double().norm())
-                    distance = float((got.double() - wanted.double()).norm())
-                    apart = max(apart, distance / length if length > 1e-6 else 0.0)
+            apart = max(apart, _apart(mine, plain(*alone, *shared)))
         return apart
+
+
+def _apart(got: Any, wanted: Any) -> float:
+    """The largest distance of tensors, relative to their lengths; infinite where integers differ."""
+    apart = 0.0
+    for one, other in zip(_tensors(got), _tensors(wanted), strict=True):
+        if not other.is_floating_point():
+            apart = max(apart, 0.0 if torch.equal(one, other) else float("inf"))
+        elif bool(other.isfinite().all()):
+            length, distance = float(other.double().norm()), float((one.double() - other.double()).norm())
+            apart = max(apart, distance / length if length > 1e-6 else 0.0)
+    return apart
 
 
 def _tensors(tree: Tree) -> list[Tensor]:
@@ -251,8 +285,8 @@ def _mapped(run: Callable[..., Any], size: int, owns: int) -> Callable[..., Any]
 
 
 def _isolated(fn: Any, name: str = "") -> Callable[..., Any]:
-    """The same function with a code object of its own. Dynamo counts recompilations for each code object: so no graph of
-    another function can push this one over the limit, where it would quietly run uncompiled."""
+    """The same function with a code object of its own. Dynamo counts recompilations for each code object: so no graph
+    of another function can push this one over the limit, where it would quietly run uncompiled."""
     inner = getattr(fn, "__func__", fn)
     code = inner.__code__.replace(co_name=name or f"{inner.__name__}_{id(fn)}")
     alone = types.FunctionType(code, inner.__globals__, code.co_name, None, inner.__closure__)

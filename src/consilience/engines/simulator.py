@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.cohort import Cohort
+from consilience.cohort import Cohort, take
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan, chunk_sizes, finalists
 from consilience.engines.ranks import ALONE, Ranks
@@ -196,6 +196,7 @@ class Simulation(Session):
             dtype=self.task.dtype,
             static=self.task.compiled,
             augment=self.task.augment,
+            take=self.task.once(take),
             limit=limit,
         )
 

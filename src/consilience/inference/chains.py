@@ -324,6 +324,7 @@ class SGLD(Chain):
 
     def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """Downhill, and shaken."""
+        assert noise is not None
         shake = (2 * lr * self.temperature / n).sqrt() * noise
         _descend(theta, slope, lr).add_(shake)
 
@@ -355,6 +356,7 @@ class SGHMC(Chain):
     def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
         """One leap."""
         (velocity,) = memory
+        assert noise is not None
         shake = (2 * self.friction * lr * self.temperature / n).sqrt() * noise
         _descend(velocity.mul_(1 - self.friction), slope, lr).add_(shake)
         theta.add_(velocity)
