@@ -210,6 +210,21 @@ def test_rows_of_padding_change_nothing(objective, dropout):
             torch.testing.assert_close(got, told, **EXACT)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("clients", [1, 3])
+def test_compiled_the_gradient_is_the_same(clients, caplog):
+    """The penalty is a gradient inside of a loss that is differentiated around `vmap`."""
+    many = [batch_of(key=k) for k in range(clients)]
+    batch = cs.Batch(*(torch.stack([getattr(one, name) for one in many]) for name in ("x", "y", "w", "key")))
+    found = []
+    for compile in (False, True):
+        task = game(dropout=0.4).prepare(dtype=torch.float64, compile=compile, chunk=clients)
+        found.append(task.gradient()(torch.stack([weights(task, k) for k in range(clients)]), batch))
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(plain, compiled, rtol=1e-9, atol=1e-12)
+    assert "not used" not in caplog.text
+
+
 def test_dropout_is_another_one_at_every_step_and_none_in_evaluation():
     task = game(dropout=0.4).prepare(dtype=torch.float64)
     theta, one = weights(task), batch_of()

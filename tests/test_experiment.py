@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from consilience.comparison import Setting, compare
 from consilience.config import read_config
 from consilience.errors import CheckpointError, ConfigError, DataError, RecordError
 from consilience.evaluation import evaluate
-from consilience.records import leaves, tree_map
+from consilience.records import leaves, tree_map, unpack
 from scenarios import NAMES, SIZES, blobs, gradient, linear
 
 HERE = cs.Simulator(device="cpu", chunk=4, workers=1)
@@ -155,6 +156,59 @@ def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     task, federation = linear()
     fit(cs.FedAvg(TRAIN), task, federation, rounds=5, out=tmp_path / "run")
     assert [path.stem for path in checkpoints(tmp_path / "run")] == ["round-0000005", "round-0000004"]
+
+
+def test_rounds_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is written only after round 2: a run that waited for it would never get there."""
+    write, second = RunDirectory.save, threading.Event()
+
+    def slowly(self: RunDirectory, round: int, *what: Any) -> None:
+        assert second.wait(60)
+        write(self, round, *what)
+
+    def callback(run: cs.Run, line: dict[str, Any]) -> None:
+        if line["round"] == 2:
+            second.set()
+
+    monkeypatch.setattr(RunDirectory, "save", slowly)
+    fit(cs.FedAvg(TRAIN), *linear(), out=tmp_path, callbacks=[callback])
+    assert [path.stem for path in checkpoints(tmp_path)] == ["round-0000004", "round-0000003"]
+
+
+def test_a_checkpoint_holds_the_server_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even of a method that changes its server in place, while the checkpoint waits to be written."""
+
+    class InPlace(cs.FedAvg):
+        def fuse(self, server: Any, update: Any) -> Any:
+            new = super().fuse(server, update)
+            server.model.theta.copy_(new.model.theta)
+            return server
+
+    write, third, seen = RunDirectory.save, threading.Event(), {}
+
+    def slowly(self: RunDirectory, round: int, saved: Any, belief: Any) -> None:
+        assert third.wait(60)
+        write(self, round, saved, belief)
+
+    def callback(run: cs.Run, line: dict[str, Any]) -> None:
+        seen[line["round"]] = run.posterior.mean.clone()
+        if line["round"] == 3:
+            third.set()
+
+    monkeypatch.setattr(RunDirectory, "save", slowly)
+    fit(InPlace(TRAIN), *linear(), out=tmp_path, rounds=3, checkpoint_every=2, callbacks=[callback])
+    assert not torch.equal(seen[2], seen[3])
+    found = unpack(checkpoints(tmp_path)[1].read_bytes())
+    assert torch.equal(found.server.model.theta, seen[2])
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: RunDirectory, *what: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(RunDirectory, "save", full)
+    with pytest.raises(OSError, match="no space left"):
+        fit(cs.FedAvg(TRAIN), *linear(), out=tmp_path)
 
 
 def test_callbacks_are_called_with_the_run_and_the_line_after_each_round() -> None:

@@ -3,6 +3,7 @@ import pickle
 import pytest
 import torch
 
+from consilience.engines import states as states_module
 from consilience.engines.states import InMemory, OnDisk
 from consilience.errors import CheckpointError, RecordError
 from consilience.gaussian import Gaussian
@@ -29,9 +30,15 @@ def values(states, *ids):
     return states.gather(torch.tensor(ids)).own[0].tolist()
 
 
-@pytest.fixture(params=["memory", "disk"])
+SIZE = 4 * P + 4 + 8  # bytes of a state
+
+
+@pytest.fixture(params=["memory", "disk", "disk with room for one", "disk with room"])
 def states(request, tmp_path):
-    return InMemory(fresh) if request.param == "memory" else OnDisk(fresh, tmp_path / "states")
+    room = {"disk": 0, "disk with room for one": SIZE, "disk with room": 100 * SIZE}
+    return (
+        InMemory(fresh) if request.param == "memory" else OnDisk(fresh, tmp_path / "states", room=room[request.param])
+    )
 
 
 @pytest.fixture
@@ -141,6 +148,37 @@ def test_a_new_process_finds_the_states_of_a_checkpoint(tmp_path):
     second = OnDisk(fresh, tmp_path / "states")
     second.restore(first.snapshot())
     assert values(second, 1, 2, 3) == [5, 5, 0]
+
+
+def test_with_room_files_are_written_for_a_checkpoint_and_only_of_what_has_changed(tmp_path, monkeypatch):
+    written = []
+    write = states_module.write_atomically
+    monkeypatch.setattr(
+        states_module, "write_atomically", lambda path, data: (written.append(path.stem), write(path, data))
+    )
+    disk = OnDisk(fresh, tmp_path / "states", room=3 * SIZE)
+    for number in (1, 2, 3):
+        disk.commit(torch.tensor([1, 2]), state([1, 2], float(number)), round=number)
+    assert not written
+    saved = disk.snapshot()
+    assert sorted(written) == ["1-3", "2-3"]
+    disk.commit(torch.tensor([2]), state([2], 4.0), round=4)
+    disk.snapshot()
+    assert written[2:] == ["2-4"]
+    disk.restore(saved)
+    assert values(disk, 1, 2) == [3, 3]
+
+
+def test_states_beyond_the_room_are_written_oldest_first(tmp_path):
+    disk = OnDisk(fresh, tmp_path / "states", room=2 * SIZE)
+    disk.commit(torch.tensor([1, 2]), state([1, 2], 1.0), round=1)
+    disk.commit(torch.tensor([1]), state([1], 2.0), round=2)
+    assert not files(tmp_path)
+    disk.commit(torch.tensor([3]), state([3], 3.0), round=3)
+    assert set(files(tmp_path)) == {"2-1.safetensors"}
+    assert values(disk, 1, 2, 3) == [2, 1, 3]
+    disk.snapshot()
+    assert set(files(tmp_path)) == {"1-2.safetensors", "2-1.safetensors", "3-3.safetensors"}
 
 
 def test_files_of_kept_checkpoints_are_never_written_again_or_deleted(disk, tmp_path):

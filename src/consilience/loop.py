@@ -200,22 +200,21 @@ class Loop:
 
     def _states(self, fresh: Fresh) -> States:
         """On the device while they take little of its memory, else on the host, else in files. With a directory, what
-        outgrows `state_memory` goes to files at once: a checkpoint of all of it would be too much."""
+        outgrows `state_memory` goes to files, at the latest when a checkpoint is made, which could not hold it all."""
         expected = nbytes(fresh(torch.tensor([0]))) * len(self.session.federation)
         device = self.session.task.device
-        small = expected <= self.state_memory or self.out is None
-        if small and device.type == "cuda":
-            too_large = expected >= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
-            if not self.ranks.any(too_large):
-                return InMemory(fresh, device)
-        if expected <= self.state_memory:
-            return InMemory(fresh)
+        if device.type != "cuda" or self.ranks.any(expected >= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]):
+            device = torch.device("cpu")
+        on_host = device.type == "cpu"
+        if expected <= self.state_memory or (self.out is None and not on_host):
+            return InMemory(fresh, device)
         if self.out is None:
             raise ConfigError(
                 f"the clients' states need {expected / 2**30:.1f} GiB, more than state_memory "
                 f"({self.state_memory / 2**30:.1f} GiB): pass out= so that they can be kept in files"
             )
-        return OnDisk(fresh, self.out / "states", writes=self.ranks.leads)
+        room = 0 if self.ranks.size > 1 else self.state_memory if on_host else expected
+        return OnDisk(fresh, self.out / "states", self.ranks.leads, room, "cpu" if self.ranks.size > 1 else device)
 
     def _rounds(self, stage: int, done: int, last: int) -> None:
         if done >= last:

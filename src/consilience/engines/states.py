@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from consilience.errors import CheckpointError, RecordError
 from consilience.files import CHECKPOINTS, write_atomically
-from consilience.records import Tree, check, pack, rows, stack, to, tree_map, unpack
+from consilience.records import Tree, check, nbytes, pack, rows, stack, to, tree_map, unpack
 
 Fresh = Callable[[Tensor], Tree]
+WRITERS = 4  # threads that write files of states
 
 
 class States(ABC):
@@ -109,12 +111,20 @@ class InMemory(States):
 class OnDisk(States):
     """One immutable file a client and round, for states that outgrow memory. The checkpoint holds the map
     client → round; a file that a checkpoint names is never written again, so a kill cannot tear them apart.
-    Of several ranks that share a folder only one `writes`."""
 
-    def __init__(self, fresh: Fresh, folder: Path, writes: bool = True) -> None:
-        super().__init__(fresh)
-        self._folder, self._writes = folder, writes
+    Files are written for a checkpoint. Up to `room` bytes on `device` hold the states that were committed last; those
+    that no longer fit are written, if they have not been. Of several ranks that share a folder only one `writes`, and
+    there must be no room: the others read what it has written.
+    """
+
+    def __init__(
+        self, fresh: Fresh, folder: Path, writes: bool = True, room: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(fresh, device)
+        self._folder, self._writes, self._room = folder, writes, room
         self._round: dict[int, int] = {}
+        self._held: dict[int, Tree] = {}  # in the order of their last commits
+        self._unwritten: set[int] = set()
         self._kept: deque[Tensor] = deque(maxlen=CHECKPOINTS)
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -125,32 +135,58 @@ class OnDisk(States):
         return client in self._round
 
     def _read(self, client: int, like: Tree) -> Tree:
+        if client in self._held:
+            return self._held[client]
         path = self._path(client, self._round[client])
         try:
-            return unpack(path.read_bytes(), like=rows(like, 0))
+            return to(unpack(path.read_bytes(), like=rows(like, 0)), self.device)
         except (OSError, RecordError) as error:
             raise CheckpointError(f"the state of client {client} cannot be read from {path}: {error}") from error
 
     def _write(self, client: int, state: Tree, round: int) -> None:
-        if self._writes:
-            write_atomically(self._path(client, round), pack(state))
         self._round[client] = round
+        self._unwritten.add(client)
+        self._held.pop(client, None)
+        self._held[client] = tree_map(torch.clone, state)
+        most = self._room // max(1, nbytes(state))
+        while len(self._held) > most:
+            oldest = next(iter(self._held))
+            self._file([oldest])
+            del self._held[oldest]
+
+    def _file(self, clients: Iterable[int]) -> None:
+        """Write the states of those who have none of theirs in a file."""
+        missing = [client for client in clients if client in self._unwritten]
+
+        def put(client: int) -> None:
+            write_atomically(self._path(client, self._round[client]), pack(self._held[client]))
+
+        if self._writes and missing:
+            with ThreadPoolExecutor(min(WRITERS, len(missing))) as pool:
+                list(pool.map(put, missing))
+        self._unwritten.difference_update(missing)
+
+    def _map(self) -> Tensor:
+        """Who has a state, and of which round, [clients, 2]."""
+        return torch.tensor(sorted(self._round.items()), dtype=torch.int64).view(-1, 2)
 
     def snapshot(self) -> Tree:
-        """The map as a tensor [clients, 2]."""
-        return torch.tensor(sorted(self._round.items()), dtype=torch.int64).view(-1, 2)
+        """The map, all of whose states are in files."""
+        self._file(self._held)
+        return self._map()
 
     def restore(self, saved: Tree) -> None:
         """The map of a snapshot; None (a run that had none yet) is the empty map."""
         if not isinstance(saved, Tensor | None):
             raise CheckpointError("the run keeps the clients' states in memory: give state_memory as before")
         self._round = {} if saved is None else dict(saved.tolist())
+        self._held, self._unwritten = {}, set()
         self._kept = deque([] if saved is None else [saved], maxlen=CHECKPOINTS)
 
     def forget(self, saved: Tree) -> None:
         """Delete files that neither the kept checkpoints nor the present states name."""
         self._kept.append(saved)
-        wanted = {self._path(*pair).name for kept in (*self._kept, self.snapshot()) for pair in kept.tolist()}
+        wanted = {self._path(*pair).name for kept in (*self._kept, self._map()) for pair in kept.tolist()}
         for entry in os.scandir(self._folder):
             if entry.name not in wanted:
                 os.unlink(entry.path)

@@ -1,0 +1,174 @@
+"""FedEP's CIFAR-100 benchmark on one GPU: the methods side by side, each in a process of its own.
+
+    python benchmarks/cifar100.py runs/cifar100 --minutes 9      # again and again, until it says that all is done
+    python benchmarks/cifar100.py runs/cifar100 --methods FedAvg "FedEP(I)" --rounds 1000 --minutes 25
+    python benchmarks/cifar100.py runs/quick --quick             # a few rounds of small networks, on any machine
+
+First the rounds of FedAvg that all methods begin with, then the methods, for so many minutes; a run that is stopped
+goes on from its checkpoint at the next call. With `--volatile` nothing is kept but the figures: FedEP's 500 sites are
+45 GB, which take a while to be written. One process leaves a tenth of an H200 idle; with NVIDIA's MPS running
+(`nvidia-cuda-mps-control -d`) several share it well.
+
+Figures go to points.csv in the directory, and a table of what there is so far is printed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import consilience as cs
+from consilience.loop import Interrupted
+from consilience.metrics import best, rounds_to
+from consilience.recipes.fedep import CIFAR100
+
+WARM = "warm"
+COLUMNS = (
+    "method",
+    "round",
+    "seconds",
+    "accuracy",
+    "nll",
+    "ece",
+    "accuracy, marginal",
+    "nll, marginal",
+    "ece, marginal",
+)
+
+
+def folder(name):
+    return name.lower().replace("(", "-").replace(")", "")
+
+
+def learn(options, name):
+    """One method in this process; the warm start is FedAvg's first rounds."""
+    bench = CIFAR100.quick() if options.quick else CIFAR100
+    setting, here = bench.setting(options.seed, options.quick), Path(options.out)
+    gpu = torch.cuda.is_available()
+    chunk = {"chunk": bench.cohort, "precision": "bf16", "compile": True} if gpu else {"chunk": 3, "workers": 1}
+    warming = name == WARM
+    method = bench.method("FedAvg") if warming else bench.methods()[name]
+    kept = warming or not options.volatile
+    with open(here / f"{folder(name)}.csv", "a", newline="") as file:
+        sheet = csv.writer(file)
+
+        def note(run, line):
+            if "eval" in line:
+                scores = [
+                    part.get(m)
+                    for part in (line["eval"], line.get("marginal") or {})
+                    for m in ("accuracy", "nll", "ece")
+                ]
+                sheet.writerow(["FedAvg" if warming else name, line["round"], line["seconds"], *scores])
+                file.flush()
+
+        cs.fit(
+            method,
+            setting.task,
+            setting.federation,
+            rounds=bench.switch if warming else options.rounds or bench.rounds,
+            cohort=bench.cohort,
+            test=setting.test,
+            seed=options.seed,
+            out=here / folder(name) if kept else None,
+            resume=kept,
+            warm=None if warming else here / WARM,
+            engine=cs.Simulator(**chunk),
+            evaluate_every=1 if options.quick else options.every,
+            checkpoint_every=500,
+            callbacks=[note],
+            progress=False,
+        )
+
+
+def side_by_side(options, names, until):
+    """All of them to their ends or until the time is up; whether they came to their ends."""
+    command = [sys.executable, __file__, *sys.argv[1:]]
+    running = [subprocess.Popen([*command, "--run", name], start_new_session=True) for name in names]
+    try:
+        while time.time() < until and any(child.poll() is None for child in running):
+            time.sleep(1)
+    finally:
+        for child in running:
+            if child.poll() is None:
+                child.send_signal(signal.SIGINT)
+        codes = [child.wait() for child in running]
+    if set(codes) - {0, 2}:
+        sys.exit("a method failed: its message is above")
+    return 2 not in codes
+
+
+def points(here):
+    """Every evaluation, the last one where a round was run again."""
+    found = {}
+    for path in sorted(here.glob("*.csv")):
+        if path.name != "points.csv":
+            with open(path, newline="") as file:
+                found |= {(row[0], int(row[1])): row for row in csv.reader(file)}
+    rows = [found[key] for key in sorted(found)]
+    with open(here / "points.csv", "w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
+    return rows
+
+
+def table(rows, window):
+    """Best mean accuracy over a window up to 1000 and 1500 rounds, and means over the last one of the others."""
+    print(
+        "| method | up to round | accuracy | rounds to 45 % | ECE | NLL | marginal accuracy | ECE | NLL | s a round |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    warm = [row for row in rows if row[0] == "FedAvg"]
+    for name in dict.fromkeys(row[0] for row in rows):
+        mine = [row for row in rows if row[0] == name]
+        whole = mine if name == "FedAvg" else [row for row in warm if int(row[1]) < int(mine[0][1])] + mine
+        for last in sorted({min(limit, int(whole[-1][1])) for limit in (1000, 1500)}):
+            some = [row for row in whole if int(row[1]) <= last]
+            curve = [(int(row[1]), float(row[3])) for row in some]
+            recent = [row for row in some if int(row[1]) > last - window]
+
+            def mean(column, recent=recent):
+                values = [float(row[column]) for row in recent if row[column]]
+                return sum(values) / len(values) if values else None
+
+            seconds = sorted(float(row[2]) for row in recent)[len(recent) // 2]
+            figures = [best(curve, window), mean(5), mean(4), mean(6), mean(8), mean(7)]
+            accuracy, *others = ("–" if f is None else f"{f:.3f}" for f in figures)
+            reached = rounds_to(curve, 0.45)
+            print(f"| {name} | {last} | {accuracy} | {reached or '–'} | {' | '.join(others)} | {seconds:.3f} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", help="a directory, which may hold an earlier call's")
+    parser.add_argument("--methods", nargs="+", default=["FedAvg", "FedPA", "FedEP(I)", "FedSEP(I)"])
+    parser.add_argument("--rounds", type=int, help="1500 unless told")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--every", type=int, default=20, help="rounds from one evaluation to the next")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--volatile", action="store_true", help="keep figures only: no checkpoints of the methods")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    if options.run:
+        try:
+            learn(options, options.run)
+        except (Interrupted, KeyboardInterrupt):  # the latter before the first round
+            sys.exit(2)
+        return
+    here, until = Path(options.out), time.time() + 60 * options.minutes
+    here.mkdir(parents=True, exist_ok=True)
+    done = side_by_side(options, [WARM], until) and side_by_side(options, options.methods, until)
+    table(points(here), 3 if options.quick else CIFAR100.window)
+    print("all is done" if done else "not all is done: call again")
+
+
+if __name__ == "__main__":
+    main()
