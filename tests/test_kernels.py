@@ -9,6 +9,8 @@ from torch import nn
 from torch.func import vmap
 
 import consilience as cs
+from consilience.cohort import take
+from consilience.data import Compose, Crop, Flip
 from consilience.layers import MatmulConv2d, PixelGroupNorm, PixelMean, use_kernels, use_matmul_convolutions
 from consilience.models import resnet18
 
@@ -130,20 +132,43 @@ def test_convolutions_that_differ_along_the_axes_are_written_out():
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 @pytest.mark.parametrize("name", ["FedAvg", "FedEP", "SCAFFOLD", "FedPA", "MOON"])
 def test_replayed_rounds_on_a_gpu_are_those_of_plain_code(name):
-    """Ragged clients, momentum, two chunks a round: recorded steps against uncompiled ones, in float64."""
+    """Ragged clients, crops and flips, two chunks a round: recorded steps against uncompiled ones, in float64."""
     made = torch.Generator().manual_seed(0)
     x, y = torch.randn(150, 3, 8, 8, generator=made), torch.randint(4, (150,), generator=made)
     owner = torch.arange(150).sqrt().long() % 9
     federation = cs.Federation.from_owner(cs.Dataset(x, y, tuple("abcd")), owner)
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-    found = []
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
+    task, found = cs.Classification(network, augment=Compose((Crop(6), Flip()))), []
     for compile in (False, True):
         engine = cs.Simulator(device="cuda", chunk=5, compile=compile, precision="float64")
-        run = cs.fit(
-            getattr(cs, name)(), cs.Classification(network), federation, rounds=4, progress=False, engine=engine
-        )
+        run = cs.fit(getattr(cs, name)(), task, federation, rounds=4, progress=False, engine=engine)
         found.append(run.posterior.mean)
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_no_step_on_a_gpu_waits_for_the_host():
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randint(256, (60, 3, 8, 8), generator=made).byte(), torch.randint(4, (60,), generator=made)
+    data = cs.Dataset(x, y, tuple("abcd"), scale=torch.tensor(0.01))
+    federation = cs.Federation.from_owner(data, torch.arange(60) % 4).to("cuda")
+    augment, network = Compose((Crop(6), Flip())), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+    task = cs.Classification(network, augment=augment).prepare("cuda", compile=True, bf16=True, chunk=4)
+    chain = cs.SGD(lr=0.1, momentum=0.9, epochs=3, batch=5)
+
+    def cohort(round):
+        options = {"round": round, "round_size": 4, "seed": 0, "static": True, "augment": augment}
+        return cs.Cohort(federation, torch.arange(4), **options, take=task.once(take))
+
+    first, second = chain(task.gradient(), task.initial(), cohort(1)), cohort(2)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        other = chain(task.gradient(), task.initial(), second)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(other.isfinite().all())
+    assert not torch.equal(first, other)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

@@ -23,7 +23,7 @@ log = logging.getLogger("consilience")
 # below what a wrong kernel or another dropout mask would give.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05, torch.bfloat16: 0.3}
 CHECKED = 16
-RECORDED = 8  # graphs that are kept of one kind of step
+RECORDED = 128  # graphs that are kept of one kind of step: one for each number of clients that still have a batch
 Advance = Callable[..., None]  # θ [k, P] by its slope, and whatever it needs, in place
 
 
@@ -81,6 +81,8 @@ class Replay:
             copies = tree_map(torch.clone, args)
             for _ in range(2):
                 self.step(*copies)
+            del copies
+            torch.cuda.empty_cache()  # a recording has memory of its own, and cannot have what this leaves behind
             self.warm.add(key[0])
         theta, batch, own, shared, kept, fresh = args
         batch, fresh = tree_map(torch.clone, (batch, fresh))
