@@ -234,8 +234,8 @@ class Loop:
                 stopping = self.ranks.any(stop.is_set()) and number < self.rounds
                 if number % self.checkpoint_every == 0 or number == last or stopping:
                     self.ranks.led(partial(self._save, number))
-                if stopping or number == last:
-                    self._written()
+                if stopping or number == last or not self.session.saves_aside:
+                    self.ranks.led(self._written)
                 if stopping:
                     where = "it was not kept, as no directory was given" if self.out is None else "resume it"
                     raise Interrupted(f"stopped after round {number} of {self.rounds}; {where}")

@@ -29,6 +29,8 @@ class Session(ABC):
     task: Task
     stops_softly = True
     """Whether Ctrl-C lets a round come to its end. It must not where a round may wait for somebody who has gone."""
+    saves_aside = True
+    """Whether a checkpoint may be written while rounds go on. It must not where others drop states that none names."""
 
     @property
     def asks_clients(self) -> bool:

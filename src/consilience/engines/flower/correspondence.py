@@ -98,7 +98,7 @@ class Correspondence(Session):
     """The rounds of one algorithm. An order says from which state to go on, so a site needs no other word that its
     last update was accepted, and nothing that is lost on the way can set server and sites apart."""
 
-    stops_softly = False
+    stops_softly = saves_aside = False
 
     def __init__(
         self,
