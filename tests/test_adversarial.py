@@ -17,6 +17,7 @@ from consilience.adversarial import BETWEEN, HEADS, TRUNK, Generators, Heads
 from consilience.errors import CheckpointError, ConfigError, DataError, TaskError
 from consilience.records import tree_map
 from consilience.task import MAIN
+from consilience.vectorize import Cohorts
 
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
 NEARLY = {"rtol": 1e-8, "atol": 1e-8}  # the penalty's √(‖·‖² + 1e-12)
@@ -211,9 +212,11 @@ def test_rows_of_padding_change_nothing(objective, dropout):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("around", [True, False])
 @pytest.mark.parametrize("clients", [1, 3])
-def test_compiled_the_gradient_is_the_same(clients, caplog):
-    """The penalty is a gradient inside of a loss that is differentiated around `vmap`."""
+def test_compiled_the_gradient_is_the_same(clients, around, caplog, monkeypatch):
+    """The penalty is a gradient inside of a loss that a GPU differentiates around `vmap`, a CPU inside of it."""
+    monkeypatch.setattr(Cohorts, "on_gpu", around)
     many = [batch_of(key=k) for k in range(clients)]
     batch = cs.Batch(*(torch.stack([getattr(one, name) for one in many]) for name in ("x", "y", "w", "key")))
     found = []

@@ -11,6 +11,7 @@ from consilience.data import Dataset
 from consilience.errors import DataError, TaskError
 from consilience.records import rows
 from consilience.task import Batch, Classification, MultiLabel, Regression
+from consilience.vectorize import Cohorts
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -432,7 +433,9 @@ def penalised(task, theta, batch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-def test_compiled_cohorts_give_the_same_and_compile_once_a_size():
+@pytest.mark.parametrize("around", [True, False])  # slopes around vmap, as on a GPU, or inside
+def test_compiled_cohorts_give_the_same_and_compile_once_a_size(around, monkeypatch):
+    monkeypatch.setattr(Cohorts, "on_gpu", around)
     task, theta, batch = problem("classification", 8, (4,), dropout_mlp(), size=9, dtype=torch.float32)
     compiled = Classification(dropout_mlp()).prepare(compile=True, chunk=8)
 
@@ -478,9 +481,8 @@ def test_frozen_parameters_stay_out_of_the_vector_and_keep_their_values(clients)
 
 def test_compiled_code_that_is_wrong_is_found_and_not_used(monkeypatch, caplog):
     from consilience import guards
-    from consilience.vectorize import Cohorts
 
-    monkeypatch.setattr(Cohorts, "_compiled", lambda self, plain, size: lambda *a: plain(*a) * 1.5)
+    monkeypatch.setattr(Cohorts, "_compiled", lambda self, plain, size: lambda *a: (plain(*a)[0] * 1.5, plain(*a)[1]))
     task = Classification(nn.Linear(4, 3))
     theta = task.initial().repeat(3, 1)
     made = torch.Generator().manual_seed(0)

@@ -203,7 +203,8 @@ class Cohorts:
             return self.graphs[key](*own, *shared)
         plain = self._plain(size, len(own))
         if self.task.compiled:
-            self.graphs[key] = self._sloped(size, len(own)) if self.differentiate else self._compiled(plain, size)
+            around = self.differentiate and self.on_gpu
+            self.graphs[key] = self._sloped(size, len(own)) if around else self._compiled(plain, size)
         else:
             self.graphs[key] = plain
         result = self.graphs[key](*own, *shared)
@@ -229,8 +230,9 @@ class Cohorts:
         return one
 
     def _sloped(self, size: int, owns: int) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Compiled slopes. Clients share nothing, so the slope of the sum of their losses is each one's own: it is
-        taken around `vmap`, where the compiler shares out the work between a forward and a backward pass."""
+        """Compiled slopes for a GPU. Clients share nothing, so the slope of the sum of their losses is each one's own:
+        it is taken around `vmap`, where the compiler shares out the work between a forward and a backward pass. A CPU
+        is faster with one graph of both."""
         losses = self._compiled(_mapped(self._one(self.task.for_slopes), size, owns), size)
 
         def slopes(theta: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
