@@ -47,9 +47,8 @@ def key(seed: int, *, purpose: str, round: int = 0, client: int | Tensor = 0) ->
     return result
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def word(purpose: str) -> int:
-    """A purpose as a number; in compiled code a constant."""
+    """A purpose as a number, for `fold` inside a loss: compiled code cannot hash words there."""
     return zlib.crc32(purpose.encode())
 
 

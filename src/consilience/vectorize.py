@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_leaves
 
-from consilience import guards
+from consilience import guards, keys
 from consilience.records import Tree, rows, tree_map
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class Checked:
     code is used, and the log says so."""
 
     def __init__(self, plain: Callable[..., Any]) -> None:
+        torch.compiler.assume_constant_result(keys.word)  # type: ignore[no-untyped-call] # loads the compiler: not at import
         self.plain, self.run = plain, torch.compile(_isolated(plain))
         self.checked = False
 
