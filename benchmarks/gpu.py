@@ -23,6 +23,7 @@ import os
 import platform
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -165,9 +166,9 @@ def peak_of(bf16):
     return 2 * 8192**3 / milliseconds(lambda: a @ a) / 1e9
 
 
-def begin(barrier, lock):
-    global READY, ALONE
-    READY, ALONE = barrier, lock
+def begin(barrier, moved, turn):
+    global READY, MOVED, TURN
+    READY, MOVED, TURN = barrier, moved, turn
 
 
 def chunk(name, clients):
@@ -175,7 +176,19 @@ def chunk(name, clients):
     return min(clients, LARGEST) if NETWORKS[name][0] is resnet18 else clients
 
 
-def measured(name, clients, bf16):
+@contextmanager
+def alone(number):
+    """One after the other, in the order of the table: what has been measured when time is up has been printed."""
+    with MOVED:
+        MOVED.wait_for(lambda: TURN.value == number)
+        try:
+            yield
+        finally:
+            TURN.value += 1
+            MOVED.notify_all()
+
+
+def measured(number, name, clients, bf16):
     """A step of clients that go through at once."""
     try:
         torch.set_float32_matmul_precision("high")
@@ -195,7 +208,7 @@ def measured(name, clients, bf16):
     except Exception:
         READY.abort()  # nobody is to wait for this one
         raise
-    with ALONE:
+    with alone(number):
         times = {"ours": milliseconds(fast), "shared": milliseconds(one)}
         times["loop"] = milliseconds(loop(module, batch, bf16=bf16), 3, 3) * clients / LOOPED
         eager = None
@@ -215,7 +228,7 @@ def main():
     bf16 = options.precision == "bf16"
     torch.set_float32_matmul_precision("high")
     rows = [(n, k) for n in NETWORKS for k in options.clients if n.startswith(tuple(options.only))]
-    cases = sorted({(n, chunk(n, k)) for n, k in rows}, reverse=True)
+    cases = list(dict.fromkeys((n, chunk(n, k)) for n, k in rows))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, 2 * (os.cpu_count() or 1) // len(cases))))
     spawn = multiprocessing.get_context("spawn")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, python {platform.python_version()}", flush=True)
@@ -224,9 +237,9 @@ def main():
     print("| network | K | loop, ms | vmap, ms | ours, ms | shared, ms | loop / ours | img/s | peak | compiled in, s |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     torch.cuda.empty_cache()
-    shared_things = spawn.Barrier(len(cases)), spawn.Lock()
+    shared_things = spawn.Barrier(len(cases)), spawn.Condition(), spawn.Value("i", 0)
     with ProcessPoolExecutor(len(cases), spawn, initializer=begin, initargs=shared_things) as pool:
-        found = {case: pool.submit(measured, *case, bf16) for case in cases}
+        found = {case: pool.submit(measured, number, *case, bf16) for number, case in enumerate(cases)}
         for name, clients in rows:
             print(found[name, chunk(name, clients)].result().times(clients).text(peak), flush=True)
 
