@@ -18,6 +18,7 @@ from consilience.matching import BetaBernoulli
 from consilience.recipes.base import Options, Recipe, compared, finished
 from consilience.recipes.pfnm import (
     MNIST,
+    NARROW,
     SPLITS,
     Case,
     Scores,
@@ -101,12 +102,12 @@ def going_on(
     """A comparison over rounds, each of which may see new data."""
 
     def run(options: Options) -> Comparison:
-        count = min(rounds, 3) if options.quick else rounds
+        count, hidden = (min(rounds, 2), (NARROW,)) if options.quick else (rounds, (100,))
 
         def setting(seed: int) -> Setting:
             data = loaded("mnist", options.quick)
-            federation = shared_out(data.train, Case(SPLITS[0], clients, (100,), seed))
-            task = Classification(network(data.train.x.shape[1:], (100,), seed))
+            federation = shared_out(data.train, Case(SPLITS[0], clients, hidden, seed))
+            task = Classification(network(data.train.x.shape[1:], hidden, seed))
             return Setting(task, federation.stream(count, seed) if streamed else federation, data.test)
 
         return compared(name, title, text, options, methods, setting, rounds=count, evaluate_every=1)

@@ -73,7 +73,7 @@ class Benchmark:
         data = load(self.data)
         train, test = data.train.subset(torch.arange(0, len(data.train), self.every)), data.test
         if quick:
-            train, test = (part.subset(torch.arange(0, len(part), max(1, len(part) // 300))) for part in (train, test))
+            train, test = (part.subset(torch.arange(0, len(part), max(1, len(part) // 150))) for part in (train, test))
         shape, classes = train.x.shape[1:], len(data.train.classes) or int(data.train.y.max()) + 1
         options = {"width": 4} if quick and self.model is resnet9 else {}
         module = seeded(seed, lambda: self.model(shape, classes, **options))
@@ -109,7 +109,7 @@ class Benchmark:
             resume=options.resume,
             on_run=announce,
             measure=lambda run, _: wobble(run),
-            rounds=3 if options.quick else self.rounds,
+            rounds=2 if options.quick else self.rounds,
             evaluate_every=1,
             checkpoint_every=20,
             engine=Simulator(chunk=CLIENTS, workers=1, threads=1) if options.quick else Simulator(),
