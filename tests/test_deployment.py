@@ -212,6 +212,18 @@ def new(folder: Path, *overrides: str, config: Path = ROOT / "examples" / "silos
     return folder
 
 
+def simulated(deployed: Any, parts: dict[str, Any]) -> cs.Run:
+    """Two rounds of what an app holds, on the sites' own data, in one place."""
+    return cs.fit(
+        deployed.algorithm(),
+        deployed.task_for(0),
+        cs.Federation.from_silos({name: part.train for name, part in parts.items()}),
+        rounds=2,
+        engine=cs.Simulator(device="cpu", chunk=1, workers=1, precision="float64"),
+        progress=False,
+    )
+
+
 def simulation(folder: Path, **sections: Any) -> Path:
     """A simulation's config beside files of the user's own."""
     (folder / "lib").mkdir()
@@ -439,14 +451,7 @@ def test_both_halves_of_a_new_app_learn_what_a_simulation_does(tmp_path: Path, m
     found = table(app)
     parts = {name: read_site(SILOS / f"{name}.csv", classes=("0", "1"), name=name, **found["site"]) for name in SITES}
     deployed = read_deployment(app / "silos_app" / "config.toml")
-    run = cs.fit(
-        deployed.algorithm(),
-        deployed.task_for(0),
-        cs.Federation.from_silos({name: part.train for name, part in parts.items()}),
-        rounds=2,
-        engine=cs.Simulator(device="cpu", chunk=1, workers=1, precision="float64"),
-        progress=False,
-    )
+    run = simulated(deployed, parts)
     there = cs.load_posterior(out)
     torch.testing.assert_close(there.mean, run.posterior.mean, rtol=1e-10, atol=1e-10)
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
@@ -486,14 +491,7 @@ def test_a_gan_is_learned_at_sites_as_in_a_simulation(tmp_path: Path, modules: A
     }  # fmt: skip
     site_settings = table(app)["site"]
     parts = {name: read_site(SILOS / f"{name}.csv", name=name, classes=("0", "1"), **site_settings) for name in SITES}
-    run = cs.fit(
-        deployed.algorithm(),
-        deployed.task_for(0),
-        cs.Federation.from_silos({name: part.train for name, part in parts.items()}),
-        rounds=2,
-        engine=cs.Simulator(device="cpu", chunk=1, workers=1, precision="float64"),
-        progress=False,
-    )
+    run = simulated(deployed, parts)
     torch.testing.assert_close(cs.load_posterior(out).theta, run.posterior.theta, rtol=1e-10, atol=1e-10)
     assert '"recall"' in (out / "evaluation.json").read_text()
 

@@ -149,7 +149,7 @@ def assert_same_end(one: Path, other: Path, rounds: int) -> None:
     assert [{**line, "seconds": 0} for line in lines[0]] == [{**line, "seconds": 0} for line in lines[1]]
 
 
-@pytest.mark.parametrize(("method", "workers", "kills"), [("FedAvg", 1, 3), ("LocalOnly", 2, 3)])
+@pytest.mark.parametrize(("method", "workers", "kills"), [("FedAvg", 1, 5), ("LocalOnly", 2, 3)])
 def test_killed_at_random_instants_and_resumed_is_the_uninterrupted_run(
     tmp_path: Path, method: str, workers: int, kills: int
 ) -> None:

@@ -213,8 +213,9 @@ class Loop:
                 f"the clients' states need {expected / 2**30:.1f} GiB, more than state_memory "
                 f"({self.state_memory / 2**30:.1f} GiB): pass out= so that they can be kept in files"
             )
-        room = 0 if self.ranks.size > 1 else self.state_memory if on_host else expected
-        return OnDisk(fresh, self.out / "states", self.ranks.leads, room, "cpu" if self.ranks.size > 1 else device)
+        if self.ranks.size > 1:
+            return OnDisk(fresh, self.out / "states", self.ranks.leads)
+        return OnDisk(fresh, self.out / "states", room=self.state_memory if on_host else expected, device=device)
 
     def _rounds(self, stage: int, done: int, last: int) -> None:
         if done >= last:

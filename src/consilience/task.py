@@ -242,7 +242,7 @@ class Task(ABC):
         )
         new._parts = copy.deepcopy(self._parts)
         for part in new._parts.values():
-            if compile and new.device.type == "cuda":
+            if new.on_gpu:
                 part.training = copy.deepcopy(part.training)
                 part.training = use_matmul_convolutions(part.training[0]), part.training[1]
             for module in (part.module, part.evaluation[0], part.training[0]):
@@ -253,11 +253,16 @@ class Task(ABC):
         return new
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether this is compiled code for a GPU."""
+        return self.compiled and self.device.type == "cuda"
+
+    @property
     def for_slopes(self) -> Self:
         """This task as compiled code for a GPU differentiates it: convolutions in bfloat16 are kernels of ours. Their
         slopes are known to plain autograd, around `vmap`, and not to `torch.func.grad`, inside of it: a task that needs
         gradients within its loss says so in `nested`."""
-        if not (self.compiled and self.bf16 and self.device.type == "cuda") or self.nested:
+        if self.nested or not (self.on_gpu and self.bf16):
             return self
         new = self._changed()
         new._parts = copy.deepcopy(self._parts)
@@ -347,7 +352,7 @@ class Task(ABC):
 
     def once(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Many small operations on a cohort: on a GPU, for a compiled task, few."""
-        if not (self.compiled and self.device.type == "cuda"):
+        if not self.on_gpu:
             return fn
         if fn not in self._cache:
             self._cache[fn] = Checked(fn)

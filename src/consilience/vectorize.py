@@ -145,7 +145,7 @@ class Cohorts:
     @property
     def on_gpu(self) -> bool:
         """Whether this is compiled code for a GPU."""
-        return self.task.compiled and self.task.device.type == "cuda"
+        return self.task.on_gpu
 
     def recorded(self, advance: Advance) -> Replay:
         """Steps of this gradient and `advance`, which is elementwise: compiled, it is one pass over memory."""
@@ -166,16 +166,10 @@ class Cohorts:
                 return self._many(k, own, shared)
             single = rows(own, 0)
             if self.differentiate and not self.task.compiled:
-                return self._autograd(single, shared)
-            result = self._run(1, single, shared)
+                result = _slopes(self._one(self.task))(*single, *shared)
+            else:
+                result = self._run(1, single, shared)
             return tree_map(lambda leaf: leaf.unsqueeze(0), result)
-
-    def _autograd(self, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            theta = own[0].detach().requires_grad_()
-            value = self.fn(self.task, theta, *own[1:], *shared)
-            (slope,) = torch.autograd.grad(value, theta)
-        return slope.unsqueeze(0), value.detach().unsqueeze(0)
 
     def _many(self, k: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> Any:
         if not self.task.compiled:
@@ -234,16 +228,7 @@ class Cohorts:
         """Compiled slopes for a GPU. Clients share nothing, so the slope of the sum of their losses is each one's own:
         it is taken around `vmap`, where the compiler shares out the work between a forward and a backward pass. A CPU
         is faster with one graph of both."""
-        losses = self._compiled(_mapped(self._one(self.task.for_slopes), size, owns), size)
-
-        def slopes(theta: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-            with torch.enable_grad():
-                theta = theta.detach().requires_grad_()
-                value = losses(theta, *rest)
-                (slope,) = torch.autograd.grad(value.sum(), theta)
-            return slope, value.detach()
-
-        return slopes
+        return _slopes(self._compiled(_mapped(self._one(self.task.for_slopes), size, owns), size))
 
     def _compiled(self, cohort: Any, size: int) -> Callable[..., Any]:
         return torch.compile(_isolated(cohort, f"cohort_of_{size}_{id(self)}"), dynamic=False, fullgraph=True)
@@ -276,6 +261,19 @@ def _apart(got: Any, wanted: Any) -> float:
 
 def _tensors(tree: Tree) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if leaf is not None]
+
+
+def _slopes(losses: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """(slope in the first argument, loss) of one client's loss, or of the losses of many, by plain autograd."""
+
+    def slopes(theta: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            theta = theta.detach().requires_grad_()
+            value = losses(theta, *rest)
+            (slope,) = torch.autograd.grad(value.sum(), theta)
+        return slope, value.detach()
+
+    return slopes
 
 
 def _mapped(run: Callable[..., Any], size: int, owns: int) -> Callable[..., Any]:

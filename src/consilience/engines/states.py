@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -151,20 +151,15 @@ class OnDisk(States):
         most = self._room // max(1, nbytes(state))
         while len(self._held) > most:
             oldest = next(iter(self._held))
-            self._file([oldest])
+            self._file(oldest)
             del self._held[oldest]
 
-    def _file(self, clients: Iterable[int]) -> None:
-        """Write the states of those who have none of theirs in a file."""
-        missing = [client for client in clients if client in self._unwritten]
-
-        def put(client: int) -> None:
-            write_atomically(self._path(client, self._round[client]), pack(self._held[client]))
-
-        if self._writes and missing:
-            with ThreadPoolExecutor(min(WRITERS, len(missing))) as pool:
-                list(pool.map(put, missing))
-        self._unwritten.difference_update(missing)
+    def _file(self, client: int) -> None:
+        """Write a client's state, if it is in no file yet."""
+        if client in self._unwritten:
+            if self._writes:
+                write_atomically(self._path(client, self._round[client]), pack(self._held[client]))
+            self._unwritten.remove(client)
 
     def _map(self) -> Tensor:
         """Who has a state, and of which round, [clients, 2]."""
@@ -172,7 +167,8 @@ class OnDisk(States):
 
     def snapshot(self) -> Tree:
         """The map, all of whose states are in files."""
-        self._file(self._held)
+        with ThreadPoolExecutor(WRITERS) as pool:
+            list(pool.map(self._file, tuple(self._unwritten)))
         return self._map()
 
     def restore(self, saved: Tree) -> None:
