@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
 import consilience as cs
 from consilience.cohort import take
@@ -108,16 +110,81 @@ def test_a_resnet_of_kernels_is_the_same_resnet():
     torch.testing.assert_close(mine(x), plain(x), **tolerance)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("affine", [True, False])
-def test_norms_over_pixels_are_group_norms(groups, affine):
-    layer = nn.GroupNorm(groups, 4, affine=affine)
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 4, 5, 6), (3, 12, 7), (2, 6), (2, 64, 20, 20), (2, 48, 9, 9)],  # the fourth in several blocks of pixels
+    ids=str,
+)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_norms_over_pixels_are_group_norms(groups, shape, affine, relu):
+    torch.manual_seed(0)
+    layer = nn.GroupNorm(groups, shape[1], affine=affine).double().to(DEVICE)
     if affine:
         nn.init.normal_(layer.weight)
         nn.init.normal_(layer.bias)
-    for shape in ((3, 4, 5, 6), (3, 4, 7)):
-        x = 3 + 2 * torch.randn(shape)
-        torch.testing.assert_close(PixelGroupNorm(layer)(x), layer(x), rtol=1e-5, atol=1e-5)
+    mine = PixelGroupNorm(copy.deepcopy(layer).float(), relu)
+    x = 3 + 2 * torch.randn(shape, device=DEVICE)
+    g = torch.randn(shape, device=DEVICE)
+    found = []
+    for run, kind in ((mine, torch.float32), (lambda x: layer(x).relu() if relu else layer(x), torch.float64)):
+        x = x.to(kind).requires_grad_()
+        weights = list(mine.parameters() if run is mine else layer.parameters())
+        result = run(x)
+        found.append([result, *torch.autograd.grad(result, [x, *weights], g.to(kind))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_of_large_numbers_keep_their_digits():
+    """A mean of 1000 and a deviation of 1: the mean of squares less the square of the mean would lose it."""
+    x = 1000 + torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    layer = nn.GroupNorm(2, 4).to(DEVICE)
+    wanted = copy.deepcopy(layer).double()(x.to(DEVICE).double())
+    torch.testing.assert_close(PixelGroupNorm(layer)(x.to(DEVICE)).double(), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_norms_of_a_cohort_are_each_clients_own():
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 4, 5, 5, generator=made).to(DEVICE)
+    weights, biases = torch.randn(2, 3, 4, generator=made).to(DEVICE)
+    g = torch.randn(x.shape, generator=made).to(DEVICE)
+    layer = PixelGroupNorm(nn.GroupNorm(2, 4), relu=True)
+
+    def run(x, w, b):
+        return functional_call(layer, {"weight": w, "bias": b}, x)
+
+    def plain(x, w, b):
+        return F.group_norm(x, 2, w, b).relu()
+
+    for dims in ((0, 0, 0), (0, None, None), (None, 0, 0)):
+        given = [
+            (t if d == 0 else t[0]).clone().requires_grad_() for t, d in zip((x, weights, biases), dims, strict=True)
+        ]
+        mine = vmap(run, in_dims=dims)(*given)
+        each = [[t if d is None else t[k] for t, d in zip(given, dims, strict=True)] for k in range(3)]
+        wanted = torch.stack([plain(*one) for one in each])
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+        slopes, theirs = torch.autograd.grad(mine, given, g), torch.autograd.grad(wanted, given, g)
+        for a, b in zip(slopes, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_norm_takes_the_relu_that_follows_it_unless_somebody_watches():
+    def network():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.GroupNorm(1, 4), nn.Tanh())
+
+    joined = use_kernels(use_matmul_convolutions(network()))
+    assert joined[1].relu
+    assert type(joined[2]) is nn.Identity
+    assert not joined[3].relu
+    assert type(joined[4]) is nn.Tanh
+    watched = network()
+    watched[2].register_forward_hook(lambda *_: None)
+    watched = use_kernels(use_matmul_convolutions(watched))
+    assert not watched[1].relu
+    assert type(watched[2]) is nn.ReLU
 
 
 def test_convolutions_that_differ_along_the_axes_are_written_out():

@@ -1,4 +1,4 @@
-"""Convolutions of a cohort on a GPU: every client has kernels of its own.
+"""Convolutions and norms of a cohort on a GPU: every client has weights of its own.
 
 A convolution is a product of matrices: the neighbourhoods of all pixels times the kernel. For K clients it is K
 products. Libraries have it as one convolution with K groups, where most of the time goes into changing layouts, or as a
@@ -8,6 +8,9 @@ are gathered while they are multiplied, and never exist.
 Images are [K, B, height, width, channels], kernels [K, N, h, w, C] for N channels made of C. There are three functions:
 `convolve`, its slope in the images and its slope in the kernel. All are linear in each of two arguments, so the slopes
 of each are the other two. What `vmap` maps over joins the clients.
+
+`normalise` is a group norm, with a ReLU after it or without. A group of an image is small enough for one multiprocessor
+to see it twice, once for its moments and once for the result, and to fetch it from memory once.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -25,6 +28,7 @@ from torch.library import triton_op, wrap_triton
 # Sizes of blocks are those that were fastest for ResNet-18's layers on an H200, with its 132 multiprocessors.
 PROCESSORS = 132
 PIXELS = 2560  # a share of a sum over pixels, where there are too few sums to keep all multiprocessors busy
+BLOCK = 8192  # numbers of a group that a multiprocessor looks at together
 
 
 @triton.jit
@@ -129,6 +133,87 @@ def _meet(
         total = tl.dot(tl.trans(g), a, total)
     fits = (n < N)[:, None] & (place < KH * KW * C)[None, :]
     tl.store(result + n[:, None] * (KH * KW * C) + place[None, :], total.to(result.dtype.element_ty), mask=fits)
+
+
+@triton.jit
+def _norm(
+    images, weight, bias, result, means, scales, B, EPS,
+    P: tl.constexpr, G: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """One of G groups, of C channels, of one image of P pixels. Blocks of pixels have moments of their own, which are
+    joined: no difference of large sums."""
+    image, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.arange(0, BC)
+    first_channel = image // B * (G * C) + group * C
+    images += image * (P * G * C) + group * C
+    result += image * (P * G * C) + group * C
+    count, mean, spread = 0.0, 0.0, 0.0
+    for first in range(0, P, BP):
+        p = first + tl.arange(0, BP)
+        seen = (p < P)[:, None] & (c < C)[None, :]
+        x = tl.load(images + p[:, None] * (G * C) + c[None, :], mask=seen, other=0.0).to(tl.float32)
+        size = (tl.minimum(P - first, BP) * C).to(tl.float32)
+        here = tl.sum(x) / size
+        apart = tl.where(seen, x - here, 0.0)
+        share = size / (count + size)
+        spread += tl.sum(apart * apart) + (here - mean) * (here - mean) * count * share
+        mean += (here - mean) * share
+        count += size
+    scale = 1 / tl.sqrt(spread / (P * C) + EPS)
+    tl.store(means + image * G + group, mean)
+    tl.store(scales + image * G + group, scale)
+    w = tl.load(weight + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
+    b = tl.load(bias + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
+    for first in range(0, P, BP):
+        p = first + tl.arange(0, BP)
+        seen = (p < P)[:, None] & (c < C)[None, :]
+        at = p[:, None] * (G * C) + c[None, :]
+        x = tl.load(images + at, mask=seen, other=0.0).to(tl.float32)
+        y = (x - mean) * scale * w[None, :] + b[None, :]
+        if RELU:
+            y = tl.maximum(y, 0.0)
+        tl.store(result + at, y.to(result.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def _norm_back(
+    slopes, images, weight, bias, means, scales, result, by_weight, by_bias, B,
+    P: tl.constexpr, G: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The slopes of `_norm`, likewise; those in weight and bias are of this image alone."""
+    image, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.arange(0, BC)
+    first_channel = image // B * (G * C) + group * C
+    slopes += image * (P * G * C) + group * C
+    images += image * (P * G * C) + group * C
+    result += image * (P * G * C) + group * C
+    mean, scale = tl.load(means + image * G + group), tl.load(scales + image * G + group)
+    w = tl.load(weight + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
+    b = tl.load(bias + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
+    sum_g, sum_gx = tl.zeros((BC,), dtype=tl.float32), tl.zeros((BC,), dtype=tl.float32)
+    for first in range(0, P, BP):
+        p = first + tl.arange(0, BP)
+        seen = (p < P)[:, None] & (c < C)[None, :]
+        at = p[:, None] * (G * C) + c[None, :]
+        x = (tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean) * scale
+        g = tl.load(slopes + at, mask=seen, other=0.0).to(tl.float32)
+        if RELU:
+            g = tl.where(x * w[None, :] + b[None, :] > 0, g, 0.0)
+        sum_g += tl.sum(g, 0)
+        sum_gx += tl.sum(g * x, 0)
+    tl.store(by_weight + image * (G * C) + group * C + c, sum_gx, mask=c < C)
+    tl.store(by_bias + image * (G * C) + group * C + c, sum_g, mask=c < C)
+    shift, tilt = tl.sum(sum_g * w) / (P * C), tl.sum(sum_gx * w) / (P * C)
+    for first in range(0, P, BP):
+        p = first + tl.arange(0, BP)
+        seen = (p < P)[:, None] & (c < C)[None, :]
+        at = p[:, None] * (G * C) + c[None, :]
+        x = (tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean) * scale
+        g = tl.load(slopes + at, mask=seen, other=0.0).to(tl.float32)
+        if RELU:
+            g = tl.where(x * w[None, :] + b[None, :] > 0, g, 0.0)
+        y = scale * (g * w[None, :] - shift - x * tilt)
+        tl.store(result + at, y.to(result.dtype.element_ty), mask=seen)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -261,3 +346,70 @@ for _op, _slopes in (
 ):
     _op.register_autograd(_slopes, setup_context=_remember)
     _op.register_vmap(_over_clients(_op))
+
+
+def _norm_options(images: Tensor, groups: int, relu: bool) -> dict[str, Any]:
+    pixels, channels = images.shape[2] * images.shape[3], images.shape[4] // groups
+    wide = _power(channels, 1, channels * 2)
+    tall = _power(pixels, 1, max(1, BLOCK // wide))
+    warps = _power(tall * wide // 1024, 1, 8)
+    return {"P": pixels, "G": groups, "C": channels, "RELU": relu, "BP": tall, "BC": wide, "num_warps": warps}
+
+
+@triton_op("consilience::normalise", mutates_args={})
+def normalise(
+    images: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Group norm of every client's images [K, B, H, W, C] with its weight and bias [K, C], and max(0, ·) after it if
+    `relu`; and the means and reciprocal deviations [K, B, groups] by which it was done."""
+    images = images.contiguous()
+    result = torch.empty_like(images)
+    means, scales = (images.new_empty(*images.shape[:2], groups, dtype=torch.float32) for _ in range(2))
+    _launch(
+        _norm, (images.shape[0] * images.shape[1], groups), images, weight.contiguous(), bias.contiguous(), result,
+        means, scales, images.shape[1], eps, **_norm_options(images, groups, relu),
+    )  # fmt: skip
+    return result, means, scales
+
+
+@triton_op("consilience::normalise_back", mutates_args={})
+def normalise_back(
+    slopes: Tensor, images: Tensor, weight: Tensor, bias: Tensor, means: Tensor, scales: Tensor, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What slopes in the result are as slopes in the images, weight and bias."""
+    images, groups = images.contiguous(), means.shape[2]
+    result = torch.empty_like(images)
+    by_weight, by_bias = (images.new_empty(*images.shape[:2], images.shape[4], dtype=torch.float32) for _ in range(2))
+    _launch(
+        _norm_back, (images.shape[0] * images.shape[1], groups), slopes.contiguous(), images, weight.contiguous(),
+        bias.contiguous(), means, scales, result, by_weight, by_bias, images.shape[1],
+        **_norm_options(images, groups, relu),
+    )  # fmt: skip
+    return result, by_weight.sum(1).to(weight.dtype), by_bias.sum(1).to(bias.dtype)
+
+
+def _remember_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    images, weight, bias, _, _, ctx.relu = inputs
+    ctx.save_for_backward(images, weight, bias, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _slopes_of_norm(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return (*normalise_back(g, *ctx.saved_tensors, ctx.relu), None, None, None)
+
+
+def _norm_over_clients(
+    info: Any, dims: tuple[int | None, ...], images: Tensor, weight: Tensor, bias: Tensor, *how: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """`vmap`: what it maps over joins the clients."""
+    count = info.batch_size
+    given = [
+        t.expand(count, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((images, weight, bias), dims, strict=False)
+    ]
+    found = normalise(*(t.flatten(0, 1) for t in given), *how)
+    return tuple(t.unflatten(0, (count, -1)) for t in found), (0, 0, 0)
+
+
+normalise.register_autograd(_slopes_of_norm, setup_context=_remember_norm)
+normalise.register_vmap(_norm_over_clients)

@@ -153,23 +153,25 @@ class MatmulConv2d(nn.Module):
 
 
 class PixelGroupNorm(nn.Module):
-    """The same GroupNorm for images whose channels lie side by side in memory, as `kernels` leave them: written out, so
-    that the compiler neither moves them nor passes over them more often than it must. Moments are float32."""
+    """The same GroupNorm for images whose channels lie side by side in memory, as `kernels` leave them, and the ReLU
+    after it, if there is one, in the same pass. Moments are float32."""
 
-    def __init__(self, layer: nn.GroupNorm) -> None:
+    def __init__(self, layer: nn.GroupNorm, relu: bool = False) -> None:
         super().__init__()
         self.weight, self.bias, self.groups, self.eps = layer.weight, layer.bias, layer.num_groups, layer.eps
+        self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
         """Examples [B, C, ...]."""
-        pixels: Tensor = x.movedim(1, -1).unflatten(-1, (self.groups, -1))  # type: ignore[no-untyped-call]
-        pixels = pixels.to(torch.promote_types(x.dtype, torch.float32))
-        over = [*range(1, x.dim() - 1), x.dim()]
-        var, mean = torch.var_mean(pixels, over, correction=0, keepdim=True)
-        out = ((pixels - mean) * (var + self.eps).rsqrt()).flatten(-2)
-        if self.weight is not None:
-            out = out * self.weight + self.bias
-        return out.to(x.dtype).movedim(-1, 1)
+        from consilience.kernels import normalise
+
+        images = x.movedim(1, -1)
+        channels = images.shape[-1]
+        weight = x.new_ones(channels) if self.weight is None else self.weight
+        bias = x.new_zeros(channels) if self.bias is None else self.bias
+        pixels = images.reshape(1, len(x), -1, 1, channels)
+        out: Tensor = normalise(pixels, weight.unsqueeze(0), bias.unsqueeze(0), self.groups, self.eps, self.relu)[0]
+        return out.view(images.shape).movedim(-1, 1)
 
 
 class PixelMean(nn.Module):
@@ -235,10 +237,21 @@ def use_matmul_convolutions(module: nn.Module) -> nn.Module:
 
 def use_kernels(module: nn.Module) -> nn.Module:
     """A module with matrix convolutions, which now gather, and norms that suit them; changed in place."""
-    for layer in module.modules():
+    for layer in list(module.modules()):
         if isinstance(layer, MatmulConv2d):
             layer.gathers = layer.can_gather
+        if type(layer) is nn.Sequential:
+            _join_norms(layer)
     return _replace(module, _for_pixels)
+
+
+def _join_norms(layers: nn.Sequential) -> None:
+    """Every norm with a ReLU after it, as one layer."""
+    for i in range(len(layers) - 1):
+        norm, relu = layers[i], layers[i + 1]
+        watched = norm._forward_hooks or relu._forward_hooks
+        if type(norm) is nn.GroupNorm and type(relu) is nn.ReLU and not watched:
+            layers[i], layers[i + 1] = PixelGroupNorm(norm, relu=True), nn.Identity()
 
 
 def _for_pixels(layer: nn.Module) -> nn.Module | None:

@@ -14,10 +14,13 @@ class Block(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.norm1 = nn.GroupNorm(groups, after)
-        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, after)
+        self.layers = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.GroupNorm(groups, after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.GroupNorm(groups, after),
+        )
         self.relu = nn.ReLU()
         self.around: nn.Module = nn.Identity()
         if stride != 1 or before != after:
@@ -25,8 +28,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """relu(f(x) + x)."""
-        out = self.relu(self.norm1(self.conv1(x)))
-        return self.relu(self.norm2(self.conv2(out)) + self.around(x))  # type: ignore[no-any-return]
+        return self.relu(self.layers(x) + self.around(x))  # type: ignore[no-any-return]
 
 
 def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
