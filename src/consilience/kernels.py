@@ -28,7 +28,7 @@ from torch.library import triton_op, wrap_triton
 # Sizes of blocks are those that were fastest for ResNet-18's layers on an H200, with its 132 multiprocessors.
 PROCESSORS = 132
 PIXELS = 2560  # a share of a sum over pixels, where there are too few sums to keep all multiprocessors busy
-BLOCK = 8192  # numbers of a group that a multiprocessor looks at together
+FORWARD, BACKWARD = 1024, 512  # numbers of a group that a warp looks at together
 
 
 @triton.jit
@@ -190,30 +190,31 @@ def _norm_back(
     mean, scale = tl.load(means + image * G + group), tl.load(scales + image * G + group)
     w = tl.load(weight + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
     b = tl.load(bias + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
-    sum_g, sum_gx = tl.zeros((BC,), dtype=tl.float32), tl.zeros((BC,), dtype=tl.float32)
+    scaled = (scale * w)[None, :]
+    sum_g, sum_gx = tl.zeros((BP, BC), dtype=tl.float32), tl.zeros((BP, BC), dtype=tl.float32)
     for first in range(0, P, BP):
         p = first + tl.arange(0, BP)
         seen = (p < P)[:, None] & (c < C)[None, :]
         at = p[:, None] * (G * C) + c[None, :]
-        x = (tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean) * scale
+        x = tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean
         g = tl.load(slopes + at, mask=seen, other=0.0).to(tl.float32)
         if RELU:
-            g = tl.where(x * w[None, :] + b[None, :] > 0, g, 0.0)
-        sum_g += tl.sum(g, 0)
-        sum_gx += tl.sum(g * x, 0)
-    tl.store(by_weight + image * (G * C) + group * C + c, sum_gx, mask=c < C)
-    tl.store(by_bias + image * (G * C) + group * C + c, sum_g, mask=c < C)
-    shift, tilt = tl.sum(sum_g * w) / (P * C), tl.sum(sum_gx * w) / (P * C)
+            g = tl.where(x * scaled + b[None, :] > 0, g, 0.0)
+        sum_g += g
+        sum_gx += g * x
+    of_bias, of_weight = tl.sum(sum_g, 0), tl.sum(sum_gx, 0) * scale
+    tl.store(by_weight + image * (G * C) + group * C + c, of_weight, mask=c < C)
+    tl.store(by_bias + image * (G * C) + group * C + c, of_bias, mask=c < C)
+    shift, tilt = tl.sum(of_bias * w) / (P * C) * scale, tl.sum(of_weight * w) / (P * C) * scale * scale
     for first in range(0, P, BP):
         p = first + tl.arange(0, BP)
         seen = (p < P)[:, None] & (c < C)[None, :]
         at = p[:, None] * (G * C) + c[None, :]
-        x = (tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean) * scale
+        x = tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean
         g = tl.load(slopes + at, mask=seen, other=0.0).to(tl.float32)
         if RELU:
-            g = tl.where(x * w[None, :] + b[None, :] > 0, g, 0.0)
-        y = scale * (g * w[None, :] - shift - x * tilt)
-        tl.store(result + at, y.to(result.dtype.element_ty), mask=seen)
+            g = tl.where(x * scaled + b[None, :] > 0, g, 0.0)
+        tl.store(result + at, (g * scaled - shift - x * tilt).to(result.dtype.element_ty), mask=seen)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -223,7 +224,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> N
 
 def _power(n: int, low: int, high: int) -> int:
     """The power of two at or above n, within bounds."""
-    return min(high, max(low, 1 << (n - 1).bit_length()))
+    return min(high, max(low, 1 << max(n - 1, 0).bit_length()))
 
 
 def _chunk(channels: int) -> int:
@@ -348,11 +349,12 @@ for _op, _slopes in (
     _op.register_vmap(_over_clients(_op))
 
 
-def _norm_options(images: Tensor, groups: int, relu: bool) -> dict[str, Any]:
+def _norm_options(images: Tensor, groups: int, relu: bool, back: bool) -> dict[str, Any]:
+    """Backward, sums over pixels stay within few warps where there are many channels: between warps they are slow."""
     pixels, channels = images.shape[2] * images.shape[3], images.shape[4] // groups
-    wide = _power(channels, 1, channels * 2)
-    tall = _power(pixels, 1, max(1, BLOCK // wide))
-    warps = _power(tall * wide // 1024, 1, 8)
+    wide = _power(channels, 1, 2 * channels)
+    warps = max(_power(256 // wide, 1, 4), _power(wide // 512, 1, 8)) if back else 4
+    tall = _power(pixels, 1, max(1, (BACKWARD if back else FORWARD) * warps // wide))
     return {"P": pixels, "G": groups, "C": channels, "RELU": relu, "BP": tall, "BC": wide, "num_warps": warps}
 
 
@@ -367,7 +369,7 @@ def normalise(
     means, scales = (images.new_empty(*images.shape[:2], groups, dtype=torch.float32) for _ in range(2))
     _launch(
         _norm, (images.shape[0] * images.shape[1], groups), images, weight.contiguous(), bias.contiguous(), result,
-        means, scales, images.shape[1], eps, **_norm_options(images, groups, relu),
+        means, scales, images.shape[1], eps, **_norm_options(images, groups, relu, back=False),
     )  # fmt: skip
     return result, means, scales
 
@@ -383,7 +385,7 @@ def normalise_back(
     _launch(
         _norm_back, (images.shape[0] * images.shape[1], groups), slopes.contiguous(), images, weight.contiguous(),
         bias.contiguous(), means, scales, result, by_weight, by_bias, images.shape[1],
-        **_norm_options(images, groups, relu),
+        **_norm_options(images, groups, relu, back=True),
     )  # fmt: skip
     return result, by_weight.sum(1).to(weight.dtype), by_bias.sum(1).to(bias.dtype)
 

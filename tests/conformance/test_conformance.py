@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from consilience.engines.work import compute
 from consilience.errors import ConfigError, ConsilienceError
 from consilience.records import Addressed, leaves, rows, tree_map
 
-SIZES = (333, 97, 64, 41, 20, 7, 1)
+SIZES = (97, 64, 41, 33, 20, 7, 1)  # a last batch of one, and steps that only the largest client takes
 LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch=16, weight_decay=0.01)
 PLAY = cs.ClientAdam(lr=0.01, epochs=1, batch=64, weight_decay=0.01, noise=1e-3)  # a GAN's step is a dear one
 REPEATABLE = {"noise": 0.01, "noise_from": "seed"}  # of Private, whose noise is else another in every run
@@ -133,6 +134,12 @@ def learn(algorithm, task, federation, rounds=3, **options):
     return cs.fit(algorithm, task, federation, rounds=rounds, cohort=5, engine=engine, progress=False)
 
 
+@cache
+def learned(algorithm):
+    """The run that others are compared with, all clients of a round together; nobody may change it."""
+    return learn(algorithm, inspect.unwrap(task)(algorithm), inspect.unwrap(federation)())
+
+
 def belief_of_everyone(run):
     clients = range(len(run.federation))
     return [("server", run.server), *((f"client {c}", run.states.gather(torch.tensor([c]))) for c in clients)]
@@ -148,7 +155,7 @@ def assert_same(a, b, tolerance):
 @every
 @pytest.mark.parametrize("plan", [{"chunk": 1}, {"chunk": 2}, {"chunk": 3, "workers": 2}], ids=str)
 def test_a_cohort_is_the_same_as_its_clients_one_by_one(algorithm, plan, task, federation):
-    assert_same(learn(algorithm, task, federation), learn(algorithm, task, federation, **plan), 1e-10)
+    assert_same(learned(algorithm), learn(algorithm, task, federation, **plan), 1e-10)
 
 
 @every
@@ -213,9 +220,8 @@ def test_updates_and_states_have_a_row_for_each_client_and_keep_their_shape(algo
 
 
 @every
-def test_a_run_in_float64_is_float64_throughout(algorithm, task, federation):
-    run = learn(algorithm, task, federation, rounds=2)
-    for what, tree in belief_of_everyone(run):
+def test_a_run_in_float64_is_float64_throughout(algorithm):
+    for what, tree in belief_of_everyone(learned(algorithm)):
         for name, leaf in leaves(tree):
             assert leaf.dtype == torch.float64 or not leaf.is_floating_point(), f"{what} {name}"
 
@@ -355,12 +361,12 @@ def test_generators_go_where_the_data_is(algorithm, task, federation):
     if getattr(algorithm, "fusion", "") == "printed":
         pytest.skip("the printed prior is soon so narrow that nothing moves: tests/algorithms/test_epgan.py")
     data = dataclasses.replace(federation.data, x=federation.data.x + 2)
-    eager = with_pace(algorithm, 0.02)
+    eager = with_pace(algorithm, 0.04)
     run = cs.fit(
         eager,
         task,
         cs.Federation.from_owner(data, torch.arange(len(data)) % 3),
-        rounds=20,
+        rounds=15,
         engine=cs.Simulator(device="cpu", chunk=3, workers=1),
         progress=False,
     )

@@ -68,7 +68,7 @@ def test_sites_give_the_simulators_run(algorithm, task, federation, grid, tmp_pa
         with pytest.raises(ConfigError, match="no real federation can run"):
             learn_at_sites(grid, algorithm, task, federation, tmp_path)
         return
-    there, here = learn_at_sites(grid, algorithm, task, federation, tmp_path), cases.learn(algorithm, task, federation)
+    there, here = learn_at_sites(grid, algorithm, task, federation, tmp_path), cases.learned(algorithm)
     assert_same("server", there.server, here.server)
     experiment = Roster.read(tmp_path / "run").experiment
     for k in range(CLIENTS):
