@@ -28,7 +28,7 @@ from torch.library import triton_op, wrap_triton
 # Sizes of blocks are those that were fastest for ResNet-18's layers on an H200, with its 132 multiprocessors.
 PROCESSORS = 132
 PIXELS = 2560  # a share of a sum over pixels, where there are too few sums to keep all multiprocessors busy
-FORWARD, BACKWARD = 1024, 512  # numbers of a group that a warp looks at together
+FORWARD, BACKWARD = 1024, 256  # numbers of a group that a warp looks at together
 
 
 @triton.jit
