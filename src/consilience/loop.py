@@ -183,6 +183,8 @@ class Loop:
         states = self.session.keep(self._states(lambda ids: algorithm.client(task, for_clients, self._sizes(ids))))
         if saved is not None:
             states.restore(saved.states)
+        if self.test is not None:
+            self.test = self.test.to(task.device)
         self.run = Run(algorithm, task, federation, server, states, self.history, self.out, test=self.test)
 
     def _first(self, algorithm: Algorithm, info: Info) -> Tree:
