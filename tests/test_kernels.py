@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -194,6 +197,49 @@ def test_convolutions_that_differ_along_the_axes_are_written_out():
         assert not product.gathers
         x = torch.randn(2, 3, 9, 9)
         torch.testing.assert_close(product(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+COMPILE = """
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from consilience import kernels
+
+KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", int: "i32", float: "fp32"}
+
+def compile(kernel, grid, *args, num_warps, num_stages=3, **constants):
+    names = kernel.arg_names
+    kinds = dict.fromkeys(constants, "constexpr")
+    kinds |= {name: KINDS[getattr(a, "dtype", type(a))] for name, a in zip(names, args)}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if kinds[name][0] == "*"}
+    source = ASTSource(kernel, {name: kinds[name] for name in names}, constants, aligned)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    print(kernel.__name__, made.metadata.shared)
+
+kernels._launch = compile
+images, few = (torch.empty(2, 2, 8, 8, c, dtype=torch.bfloat16) for c in (64, 3))
+kernel, first = (torch.empty(2, 64, 3, 3, c, dtype=torch.bfloat16) for c in (64, 3))
+weight = torch.empty(2, 64, dtype=torch.bfloat16)
+kernels.convolve(images, kernel, 1, 1)
+kernels.convolve(few, first, 1, 1)
+kernels.convolve_back(images, kernel, 16, 16, 2, 1)
+kernels.convolve_meet(images, images, 3, 3, 1, 1)
+kernels.convolve_meet(images, few, 3, 3, 1, 1)
+_, means, scales = kernels.normalise(images, weight, weight, 2, 1e-5, True)
+kernels.normalise_back(images, images, weight, weight, means, scales, True)
+"""
+
+
+def test_kernels_can_be_compiled_for_an_h200(tmp_path):
+    """Without a GPU: what the interpreter takes, the compiler may not; and a multiprocessor has 227 kB to share."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, _ in made] == ["_gather"] * 3 + ["_meet"] * 2 + ["_norm", "_norm_back"]
+    assert all(int(shared) <= 227 * 1024 for _, shared in made)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
