@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA := $(wildcard ../shared/data)
 export CONSILIENCE_DATA ?= $(if $(DATA),$(abspath $(DATA)),)
+# Tests start many processes: without bytecode on disk each of them compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test lint docs bench clean
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,9 @@ class Figure:
     legend: tuple[Key, ...] = ()
     caption: str = ""
 
-    @property
+    @cached_property
     def svg(self) -> str:
-        """The figure as SVG, which needs nothing around it."""
+        """The figure as SVG, which needs nothing around it. A notebook asks for it twice."""
         return self._render("svg").decode()
 
     def save(self, path: str | Path) -> Path:

@@ -201,7 +201,7 @@ def diagonal_design(kind=Unit, noise=0.5):
     return kind(module, noise=noise), cs.Federation.from_owner(cs.Dataset(x, y, name="orthogonal"), owner)
 
 
-FULL = cs.SGD(lr=0.1, epochs=250, batch=100)
+FULL = cs.SGD(lr=0.2, epochs=120, batch=100)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])

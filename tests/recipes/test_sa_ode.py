@@ -1,21 +1,45 @@
 """SA-FL's ODE and its rates, at the small size of the recipe."""
 
+import json
+
 import pytest
 import torch
 
 from consilience.diagnostics import ode
 from consilience.recipes import sa_ode
-from consilience.recipes.base import Options
+from engines.once import once
+from recipes import quick
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """The mean of every row, by (method, metric)."""
+def folder(tmp_path_factory):
+    """What the command wrote, and what it printed: it is dear, so that all test processes share it."""
+    return once(tmp_path_factory, "sa-ode", launched)
+
+
+def launched(folder):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    result = sa_ode.run(Options(quick=True, seeds=1, out=tmp_path_factory.mktemp("sa")))
+    code, said, errors = quick.reproduce("sa-ode", folder / "out")
     torch.set_num_threads(threads)
-    return {(row.method, row.metric): row.mean for row in result.rows}
+    (folder / "printed.json").write_text(said)
+    return code, errors
+
+
+@pytest.fixture(scope="module")
+def result(folder):
+    return json.loads((folder / "printed.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def found(result):
+    """The mean of every row, by (method, metric)."""
+    return {(row["method"], row["metric"]): row["mean"] for row in result["rows"]}
+
+
+def test_the_recipe_runs_and_gives_finite_numbers(result, folder):
+    quick.assert_finite("sa-ode", result)
+    assert (folder / "out" / "report.html").exists()
 
 
 def tracking(found, method, hospitals):

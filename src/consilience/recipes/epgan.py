@@ -30,6 +30,7 @@ from consilience.task import Classification
 GAN, BAYES, PROB, FEDAVG, F2AFED = "GAN", "BayesGAN", "ProbGAN", "FedAvg-GAN", "F2A"
 EPB, EP, MIXTURE, SPRING, SAMPLES = "EP-BGAN", "EP-ProbGAN", "Mixture-EP-ProbGAN", "EP-ProbGAN, f = 0", "EP, samples"
 NON_IID = "non-iid"
+FEW = 12  # examples of a class in a quick run, two batches
 SERVED = 6  # steps a round of the methods whose generator is the server's
 Figures = Mapping[str, tuple[float, float, float]]
 WASSERSTEIN: Figures = {  # FID of the paper's table, in the order of the splits
@@ -97,7 +98,7 @@ class Images:
 
     def setting(self, split: str, seed: int, quick: bool) -> Setting:
         """A split of the data, players with initial weights, and their judges."""
-        train, test = images(self.data, 20 if quick else self.each)
+        train, test = images(self.data, FEW if quick else self.each)
         shape, width = train.x.shape[1:], 4 if quick else self.width
         generator, discriminator = (
             seeded(seed, lambda: dcgan_generator(self.latent, shape, width)),
@@ -205,7 +206,7 @@ def images(name: str, each: int | None) -> tuple[Dataset, Dataset]:
 @cache
 def classifier(name: str, quick: bool) -> nn.Module:
     """A small network that tells the classes apart, learned from the training images in one place."""
-    train, _ = images(name, 20 if quick else 1000)
+    train, _ = images(name, FEW if quick else 1000)
     module = seeded(0, lambda: cnn(train.x.shape[1:], 10, channels=(4, 8) if quick else (32, 64)))
     chain = AMSGrad(lr=1e-3, epochs=1 if quick else 5, batch=50)
     run = fit(

@@ -44,7 +44,7 @@ SPLITS = ("heterogeneous", "homogeneous")
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)  # of DP-means
 VARIANCES, MASSES = (0.1, 0.5, 1.0), (1e-3, 1.0, 50.0)  # the authors' grid of σ² and γ₀
 METRICS = ("accuracy", "nll", "ece", "width")
-QUICK = 10  # the small size has every tenth example
+QUICK = 50  # the small size has every fiftieth example
 NARROW = 20  # hidden units in a quick run
 TEXT = (
     "Clients train networks of their own and talk to the server once. “heterogeneous”: every class is shared out by "

@@ -73,9 +73,9 @@ class Benchmark:
         data = load(self.data)
         train, test = data.train.subset(torch.arange(0, len(data.train), self.every)), data.test
         if quick:
-            train, test = (part.subset(torch.arange(0, len(part), max(1, len(part) // 150))) for part in (train, test))
+            train, test = (part.subset(torch.arange(0, len(part), max(1, len(part) // 100))) for part in (train, test))
         shape, classes = train.x.shape[1:], len(data.train.classes) or int(data.train.y.max()) + 1
-        options = {"width": 4} if quick and self.model is resnet9 else {}
+        options = {"width": 2} if quick and self.model is resnet9 else {}
         module = seeded(seed, lambda: self.model(shape, classes, **options))
         return Setting(Classification(module), shared_out(train, split, CLIENTS, seed), test)
 
