@@ -422,10 +422,10 @@ def client_adam(**settings):
 
 
 def watched(chain, task, group):
-    """(number, clients, θ) after every step."""
+    """(steps that each client has taken, θ) after every step."""
     seen = []
     for _ in chain.iterates(
-        task.gradient(), task.initial(), group, look=lambda step, k, now: seen.append((step, k, now.clone()))
+        task.gradient(), task.initial(), group, look=lambda taken, now: seen.append((taken.clone(), now.clone()))
     ):
         pass
     return seen
@@ -450,7 +450,7 @@ def test_every_step_of_adam_is_torch_s(settings):
         optimiser = torch.optim.Adam(
             module.parameters(), chain.lr, (chain.beta1, chain.beta2), chain.eps, chain.weight_decay
         )
-        steps = [now[k] for _, live, now in seen if k < live]
+        steps = [now[k] for _, now in seen if k < len(now)]
         found = iter(steps)
         for epoch in range(chain.epochs):
             for step, (live, batch) in enumerate(group.epoch(epoch, chain.batch)):
@@ -506,7 +506,8 @@ def test_an_epoch_ends_after_the_longest(kind):
     task, group = world()
     chain = SGD(lr=0.1, batch=5, epochs=3, longest=2) if kind == "SGD" else client_adam(epochs=3, longest=2)
     seen = watched(chain, task, group)
-    assert [(step, k) for step, k, _ in seen] == [(step, 4 if step % 2 == 0 else 3) for step in range(6)]
+    assert [len(now) for _, now in seen] == [4, 3] * 3
+    assert [taken[-1].item() for taken, _ in seen] == [1, 2, 2, 4, 3, 6]  # the fourth client's, the third's, …
     assert chain.steps(group)[:, 0].tolist() == [6, 6, 6, 3]
     torch.testing.assert_close(chain.time(group), chain.lr * chain.steps(group), **EXACT)
     if kind == "SGD":
@@ -542,12 +543,13 @@ def test_whoever_looks_sees_every_step_and_may_change_it():
     task, group = world()
     chain = SGD(lr=0.1, batch=5, epochs=2)
     seen = watched(chain, task, group)
-    assert [step for step, _, _ in seen] == list(range(14))
-    assert [k for _, k, _ in seen] == 2 * [4, 3, 2, 1, 1, 1, 1]
-    assert torch.equal(seen[-1][2][0], chain(task.gradient(), task.initial(), group)[0])
+    assert [len(now) for _, now in seen] == 2 * [4, 3, 2, 1, 1, 1, 1]
+    assert [taken[0].item() for taken, _ in seen] == list(range(1, 15))
+    assert [taken[1].item() for taken, _ in seen if len(taken) > 1] == [1, 2, 3, 4, 5, 6]  # its own, in two epochs
+    assert torch.equal(seen[-1][1][0], chain(task.gradient(), task.initial(), group)[0])
 
-    def back(step, k, now):
-        now.copy_(task.initial().expand(k, -1))
+    def back(taken, now):
+        now.copy_(task.initial().expand_as(now))
 
     for last in chain.iterates(task.gradient(), task.initial(), group, look=back):
         assert torch.equal(last, task.initial().expand(4, -1))

@@ -432,9 +432,9 @@ def chain_by_hand(method, task, theta, cavity, federation):
     cohort, steps = group(federation), [[] for _ in federation.sizes]
     prior = Gaussian(task.all(cavity.eta[:, 0]), task.all(cavity.lam[:, 0])) ** method.strength
 
-    def look(step, k, now):
-        for client in range(k):
-            steps[client].append(now[client].clone())
+    def look(taken, now):
+        for client, theta in enumerate(now):
+            steps[client].append(theta.clone())
 
     for _ in method.train.iterates(task.gradient(), theta, cohort, prior=prior, look=look):
         pass

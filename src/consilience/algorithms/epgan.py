@@ -293,15 +293,15 @@ class Drawn:
     """Moments of the M weights that a prior is about, over all samples and the later half of a round's steps [K, 1]."""
 
     def __init__(self, method: EPGAN, task: Adversarial, w: Tensor, steps: Tensor) -> None:
-        self.method, self.task, self.steps, self.taken = method, task, steps, torch.zeros_like(steps)
+        self.method, self.task, self.steps = method, task, steps
         self.centre = method.one(task, w)  # from there, as what is far from 0 would lose the digits of its variance
         self.around = method.all(task, self.centre)
         self.first, self.second = (torch.zeros_like(steps * self.centre) for _ in range(2))
 
-    def __call__(self, step: int, k: int, now: Tensor) -> None:
+    def __call__(self, taken: Tensor, now: Tensor) -> None:
         """A look at θ [k, P] after a step."""
-        self.taken[:k] += 1
-        later = (2 * self.taken[:k] > self.steps[:k]).to(now.dtype)
+        k = len(now)
+        later = (2 * taken > self.steps[:k]).to(now.dtype)
         off = now[:, : self.task.played] - self.around
         self.first[:k] += later * self.method.one(self.task, off)
         self.second[:k] += later * self.method.one(self.task, off.square())

@@ -75,16 +75,16 @@ class Players(Algorithm):
         """All clients' weights [K, P] after a round from w [P] with `loss(task, θ, batch, past, *own)`."""
         trained = task.slice(PAST).start if self.history else len(w)
         theta, past = w[:trained], w[trained:].repeat(len(cohort), 1)
-        steps, taken = self.train.steps(cohort), torch.zeros_like(cohort.n)  # a client's own: others may have more
+        before = (cohort.round - 1) * self.train.steps(cohort)
 
-        def after(step: int, k: int, now: Tensor) -> None:
-            taken[:k] += 1
+        def after(taken: Tensor, now: Tensor) -> None:
             if self.history:
-                number = (cohort.round - 1) * steps[:k] + taken[:k]  # in all rounds
+                k = len(now)
+                number = before[:k] + taken  # in all rounds
                 share = torch.where(number % EVERY == 0, EVERY / number, 0)
                 past[:k] += share * (now[:, task.slice(HEADS)] - past[:k])
             if look is not None:
-                look(step, k, now)
+                look(taken, now)
 
         found = theta
         for found in self.train.iterates(task.gradient(loss), theta, cohort, past, *own, prior=prior, look=after):

@@ -23,7 +23,8 @@ from consilience.vectorize import stepper
 
 Memory = tuple[Tensor, ...]
 Pace = float | Tensor
-Look = Callable[[int, int, Tensor], None]  # after a step: (its number in the round, k, θ [k, P]), which it may change
+# After a step: (how many its clients have taken in this round [k, 1], θ [k, P]), which it may change.
+Look = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Chain(ABC):
         over the epoch's steps if `average`, after `burn_in` epochs. `own` and `prior` are cut to the clients that still
         have a batch; `look` is called after every step. The same tensor is yielded every time: copy what must last."""
         theta = theta.expand(len(cohort), -1).clone()
-        memory, taken, relative = self.memory(theta), 0, getattr(gradient, "pace", None)
+        memory, relative, taken = self.memory(theta), getattr(gradient, "pace", None), torch.zeros_like(cohort.n)
         loss, seen, steps = (torch.zeros_like(cohort.n[:, 0]) for _ in range(3))
         total = torch.zeros_like(theta) if average else theta
         stiff, step_along = _stiffness(prior, self.lr), stepper(gradient, self.advance)
@@ -143,8 +144,8 @@ class Chain(ABC):
                 loss[:k] += value * batch.w.sum(1)
                 seen[:k] += batch.w.sum(1)
                 if look is not None:
-                    look(taken, k, now)
-                taken += 1
+                    taken[:k] += 1
+                    look(taken[:k], now)
                 if averaged:
                     total[:k] += now
                     steps[:k] += 1

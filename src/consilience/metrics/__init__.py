@@ -11,10 +11,10 @@ from consilience.metrics.generative import (
     PrecisionRecall,
     density_mse,
     frechet,
-    inception,
     mixture_density,
     pixels,
 )
+from consilience.metrics.inception_v3 import inception
 from consilience.metrics.scores import classification, entropy, multilabel, regression
 from consilience.metrics.summary import MARGINAL, best, direction, rounds_to, running_means, spread
 
