@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from scipy import stats
 from torch import nn
 
+import consilience as cs
 from consilience import keys
 from consilience.data import Dataset
 from consilience.errors import DataError, TaskError
@@ -274,6 +275,36 @@ def test_features_of_a_cohort_are_those_of_each_client():
         one = task.features_one(theta[k], batch.x[k])
         torch.testing.assert_close(seen[k], one[0], **EXACT)
         torch.testing.assert_close(output[k], one[1], **EXACT)
+
+
+class Words(nn.Module):
+    """Every word votes: a linear layer at each place of a sequence, and the mean over places."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.vote = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, ids):
+        return self.vote(self.words(ids)).mean(1)
+
+
+def test_features_of_a_sequence_are_the_mean_over_its_places():
+    torch.manual_seed(0)
+    task, ids = Classification(Words()).prepare(dtype=torch.float64), torch.randint(9, (6, 5))
+    features, output = task.features_one(task.initial(), ids)
+    assert features.shape == (6, 4)
+    torch.testing.assert_close(task.release(task.initial()).double().vote(features), output, **EXACT)
+
+
+@pytest.mark.parametrize("method", [cs.FedNP(), cs.MOON()], ids=lambda m: m.name)
+def test_methods_that_hear_features_learn_from_sequences(method):
+    torch.manual_seed(0)
+    ids = torch.randint(9, (60, 5))
+    data = cs.Dataset(ids, (ids > 5).sum(1).clamp_max(2), tuple("abc"))
+    federation = cs.Federation.from_owner(data, torch.arange(60) % 3)
+    options = {"engine": cs.Simulator(device="cpu", chunk=3, workers=1), "progress": False}
+    run = cs.fit(method, Classification(Words()), federation, rounds=5, **options)
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
 
 
 def test_a_network_without_a_linear_layer_has_no_features():

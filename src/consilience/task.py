@@ -287,11 +287,13 @@ class Task(ABC):
         return output
 
     def features_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One client's (input of the last linear layer, a vector an example; output)."""
+        """One client's (input of the last linear layer, a vector an example; output). Where the layer sees several
+        vectors of an example, as those of a sequence, it is their mean."""
         if self.head is None:
             raise TaskError("the module has no linear layer, so it has no features before the last one")
         output, inputs = self.tapped_one(theta, x, key)
-        return inputs[self.head].to(self.dtype).flatten(1), output
+        seen = inputs[self.head].to(self.dtype)
+        return seen if seen.dim() == 2 else seen.flatten(1, -2).mean(1), output
 
     def tapped_one(
         self,
