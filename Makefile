@@ -22,10 +22,10 @@ $(VENV)/ready: requirements.lock pyproject.toml
 demo: setup
 	$(BIN)/consilience demo
 
-# One thread a test process: processes of two threads each fight over two cores. Three of them, as some tests wait for
+# One thread a test process: processes of two threads each fight over two cores. Four of them, as some tests wait for
 # processes of their own.
 test: setup lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
