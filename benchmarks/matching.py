@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import scipy.optimize
 import torch
 from scipy.optimize import linear_sum_assignment
 
@@ -226,9 +227,9 @@ class watched:  # noqa: N801
         self.spent = spent
 
     def __enter__(self):
-        self.gains, self.assignment = beta_bernoulli.Buffet.gains, beta_bernoulli.linear_sum_assignment
+        self.gains, self.assignment = beta_bernoulli.Buffet.gains, scipy.optimize.linear_sum_assignment
         beta_bernoulli.Buffet.gains = self.count("gains", self.gains)
-        beta_bernoulli.linear_sum_assignment = self.count("assignment", self.assignment)
+        scipy.optimize.linear_sum_assignment = self.count("assignment", self.assignment)
 
     def count(self, name, function):
         def counted(*words, **named):
@@ -240,7 +241,7 @@ class watched:  # noqa: N801
         return counted
 
     def __exit__(self, *_):
-        beta_bernoulli.Buffet.gains, beta_bernoulli.linear_sum_assignment = self.gains, self.assignment
+        beta_bernoulli.Buffet.gains, scipy.optimize.linear_sum_assignment = self.gains, self.assignment
 
 
 def machine():

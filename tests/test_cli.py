@@ -19,7 +19,7 @@ import pytest
 import tomli_w
 import torch
 
-from consilience import cli, load_posterior
+from consilience import __version__, cli, load_posterior
 from consilience.config import Config
 from consilience.recipes import RECIPES
 
@@ -405,6 +405,11 @@ def test_a_switch_can_be_stopped_before_it_and_go_on(consilience: Command, tmp_p
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
 
 
+def test_the_version_is_the_packages(consilience: Command) -> None:
+    ended = consilience("--version")
+    assert (ended.code, ended.out) == (0, f"consilience {__version__}\n")
+
+
 def test_help_shows_a_config_and_it_is_a_valid_one(consilience: Command) -> None:
     ended = consilience("run", "--help")
     assert ended.code == 0
@@ -660,3 +665,4 @@ def test_the_library_is_imported_without_what_only_the_command_needs() -> None:
     imported = set(ended.stdout.split("\n"))
     assert "torch" in imported
     assert not imported & {"pydantic", "matplotlib", "typer", "sklearn", "jinja2", "tomli_w"}
+    assert not imported & {"scipy", "triton", "pyarrow.compute", "torch._dynamo"}  # slow to load, and seldom needed

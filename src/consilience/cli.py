@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from consilience.engines import Distributed, Simulator
 
 app = typer.Typer(
-    help="Learn one model from data that may not be pooled, with honest uncertainty.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -39,6 +38,23 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a k
 Out = Annotated[Path | None, typer.Option(help="Directory to write to.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see `consilience run --help`.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from consilience import __version__
+
+        print(f"consilience {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Learn one model from data that may not be pooled, with honest uncertainty."""
 
 
 @app.command()

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from consilience.errors import ConfigError
@@ -141,6 +140,8 @@ class Buffet:
 
     def update(self, j: int) -> None:
         """One step of inference: client j leaves, is matched, and sits down again."""
+        from scipy.optimize import linear_sum_assignment  # half a second of every start, if it stood above
+
         before = self.assignments[j]
         own = 0 if before is None else int(((self.m[before] == 1) & (before >= self.old)).sum())
         self.leave(j)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
@@ -185,6 +184,8 @@ def _numbered(files: Sequence[Path], columns: Sequence[pa.ChunkedArray]) -> tupl
 def _encoded(path: Path, image: str) -> pa.ChunkedArray:
     with _parquet_errors(path):
         column = pq.read_table(path, columns=[image])[image]
+    import pyarrow.compute as pc  # here, as it is slow to load and images are in the cache most often
+
     return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
 
 
