@@ -7,7 +7,7 @@ export CONSILIENCE_DATA ?= $(if $(DATA),$(abspath $(DATA)),)
 # Tests start many processes: without bytecode on disk each of them compiles everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint docs bench clean
+.PHONY: setup demo test collected lint docs bench clean
 
 setup: $(VENV)/ready
 
@@ -22,10 +22,14 @@ $(VENV)/ready: requirements.lock pyproject.toml
 demo: setup
 	$(BIN)/consilience demo
 
-# One thread a test process: processes of two threads each fight over two cores. Four of them, as some tests wait for
-# processes of their own.
-test: setup lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal
+# One thread a test process: processes of two threads each fight over two cores. Three of them, as some tests wait for
+# processes of their own. They find the tests compiled: that is done once, while mypy reads.
+test: setup
+	$(MAKE) -j2 lint collected
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+
+collected: setup
+	@$(BIN)/python -m pytest --collect-only > /dev/null
 
 lint: setup
 	$(BIN)/ruff check .

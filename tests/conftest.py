@@ -9,9 +9,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # our GPU kernels run in Python, slowly; Triton asks when it is imported
 
 
+# Of tests that take long, or wait for other processes: they come first, so that nobody waits for them in the end.
+LONG = [f"test_{name}.py" for name in ("loopback", "kill", "ranks", "sa_ode", "recipes", "docs")]
+
+
 def pytest_collection_modifyitems(items):
-    """What mostly waits for other processes comes first, so that nobody waits for it in the end."""
-    items.sort(key=lambda item: item.path.name not in ("test_loopback.py", "test_kill.py"))
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture
