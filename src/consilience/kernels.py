@@ -136,6 +136,23 @@ def _meet(
 
 
 @triton.jit
+def _block(first, P: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+    """Where BP pixels of a group lie, from pixel `first` on, and which of them there are."""
+    p, c = first + tl.arange(0, BP), tl.arange(0, BC)
+    return p[:, None] * (G * C) + c[None, :], (p < P)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def _slope(slopes, images, at, seen, mean, scaled, bias, RELU: tl.constexpr):
+    """(x − mean, slope before the ReLU) of a block."""
+    x = tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean
+    g = tl.load(slopes + at, mask=seen, other=0.0).to(tl.float32)
+    if RELU:
+        g = tl.where(x * scaled + bias > 0, g, 0.0)
+    return x, g
+
+
+@triton.jit
 def _norm(
     images, weight, bias, result, means, scales, B, EPS,
     P: tl.constexpr, G: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -143,15 +160,12 @@ def _norm(
     """One of G groups, of C channels, of one image of P pixels. Blocks of pixels have moments of their own, which are
     joined: no difference of large sums."""
     image, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tl.arange(0, BC)
-    first_channel = image // B * (G * C) + group * C
     images += image * (P * G * C) + group * C
     result += image * (P * G * C) + group * C
     count, mean, spread = 0.0, 0.0, 0.0
     for first in range(0, P, BP):
-        p = first + tl.arange(0, BP)
-        seen = (p < P)[:, None] & (c < C)[None, :]
-        x = tl.load(images + p[:, None] * (G * C) + c[None, :], mask=seen, other=0.0).to(tl.float32)
+        at, seen = _block(first, P, G, C, BP, BC)
+        x = tl.load(images + at, mask=seen, other=0.0).to(tl.float32)
         size = (tl.minimum(P - first, BP) * C).to(tl.float32)
         here = tl.sum(x) / size
         apart = tl.where(seen, x - here, 0.0)
@@ -162,14 +176,13 @@ def _norm(
     scale = 1 / tl.sqrt(spread / (P * C) + EPS)
     tl.store(means + image * G + group, mean)
     tl.store(scales + image * G + group, scale)
-    w = tl.load(weight + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
-    b = tl.load(bias + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
+    c = tl.arange(0, BC)
+    channel = image // B * (G * C) + group * C + c
+    w = tl.load(weight + channel, mask=c < C, other=0.0).to(tl.float32)[None, :]
+    b = tl.load(bias + channel, mask=c < C, other=0.0).to(tl.float32)[None, :]
     for first in range(0, P, BP):
-        p = first + tl.arange(0, BP)
-        seen = (p < P)[:, None] & (c < C)[None, :]
-        at = p[:, None] * (G * C) + c[None, :]
-        x = tl.load(images + at, mask=seen, other=0.0).to(tl.float32)
-        y = (x - mean) * scale * w[None, :] + b[None, :]
+        at, seen = _block(first, P, G, C, BP, BC)
+        y = (tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean) * scale * w + b
         if RELU:
             y = tl.maximum(y, 0.0)
         tl.store(result + at, y.to(result.dtype.element_ty), mask=seen)
@@ -182,24 +195,19 @@ def _norm_back(
 ):  # fmt: skip
     """The slopes of `_norm`, likewise; those in weight and bias are of this image alone."""
     image, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tl.arange(0, BC)
-    first_channel = image // B * (G * C) + group * C
     slopes += image * (P * G * C) + group * C
     images += image * (P * G * C) + group * C
     result += image * (P * G * C) + group * C
     mean, scale = tl.load(means + image * G + group), tl.load(scales + image * G + group)
-    w = tl.load(weight + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
-    b = tl.load(bias + first_channel + c, mask=c < C, other=0.0).to(tl.float32)
+    c = tl.arange(0, BC)
+    channel = image // B * (G * C) + group * C + c
+    w = tl.load(weight + channel, mask=c < C, other=0.0).to(tl.float32)
+    b = tl.load(bias + channel, mask=c < C, other=0.0).to(tl.float32)[None, :]
     scaled = (scale * w)[None, :]
     sum_g, sum_gx = tl.zeros((BP, BC), dtype=tl.float32), tl.zeros((BP, BC), dtype=tl.float32)
     for first in range(0, P, BP):
-        p = first + tl.arange(0, BP)
-        seen = (p < P)[:, None] & (c < C)[None, :]
-        at = p[:, None] * (G * C) + c[None, :]
-        x = tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean
-        g = tl.load(slopes + at, mask=seen, other=0.0).to(tl.float32)
-        if RELU:
-            g = tl.where(x * scaled + b[None, :] > 0, g, 0.0)
+        at, seen = _block(first, P, G, C, BP, BC)
+        x, g = _slope(slopes, images, at, seen, mean, scaled, b, RELU)
         sum_g += g
         sum_gx += g * x
     of_bias, of_weight = tl.sum(sum_g, 0), tl.sum(sum_gx, 0) * scale
@@ -207,13 +215,8 @@ def _norm_back(
     tl.store(by_bias + image * (G * C) + group * C + c, of_bias, mask=c < C)
     shift, tilt = tl.sum(of_bias * w) / (P * C) * scale, tl.sum(of_weight * w) / (P * C) * scale * scale
     for first in range(0, P, BP):
-        p = first + tl.arange(0, BP)
-        seen = (p < P)[:, None] & (c < C)[None, :]
-        at = p[:, None] * (G * C) + c[None, :]
-        x = tl.load(images + at, mask=seen, other=0.0).to(tl.float32) - mean
-        g = tl.load(slopes + at, mask=seen, other=0.0).to(tl.float32)
-        if RELU:
-            g = tl.where(x * scaled + b[None, :] > 0, g, 0.0)
+        at, seen = _block(first, P, G, C, BP, BC)
+        x, g = _slope(slopes, images, at, seen, mean, scaled, b, RELU)
         tl.store(result + at, (g * scaled - shift - x * tilt).to(result.dtype.element_ty), mask=seen)
 
 
