@@ -6,8 +6,9 @@
 
 First the rounds of FedAvg that all methods begin with, then the methods, for so many minutes; a run that is stopped
 goes on from its checkpoint at the next call. With `--volatile` nothing is kept but the figures: FedEP's 500 sites are
-45 GB, which take a while to be written. One process leaves a tenth of an H200 idle; with NVIDIA's MPS running
-(`nvidia-cuda-mps-control -d`) several share it well.
+45 GB, which take a while to be written. One process leaves a part of an H200 idle; with NVIDIA's MPS running
+(`nvidia-cuda-mps-control -d`) several share it well. Do not kill one of them: the others hang. Ctrl-C
+lets all end their round.
 
 Figures go to points.csv in the directory, and a table of what there is so far is printed at the end.
 """
@@ -89,20 +90,18 @@ def learn(options, name):
 
 
 def side_by_side(options, names, until):
-    """All of them to their ends or until the time is up; whether they came to their ends."""
+    """All of them to their ends or until the time is up: their exit codes, 0 at the end, 2 where it was not reached."""
     command = [sys.executable, __file__, *sys.argv[1:]]
     running = [subprocess.Popen([*command, "--run", name], start_new_session=True) for name in names]
     try:
         while time.time() < until and any(child.poll() is None for child in running):
             time.sleep(1)
-    finally:
-        for child in running:
-            if child.poll() is None:
-                child.send_signal(signal.SIGINT)
-        codes = [child.wait() for child in running]
-    if set(codes) - {0, 2}:
-        sys.exit("a method failed: its message is above")
-    return 2 not in codes
+    except KeyboardInterrupt:  # as if the time were up
+        pass
+    for child in running:
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+    return {child.wait() for child in running}
 
 
 def points(here):
@@ -165,9 +164,13 @@ def main():
         return
     here, until = Path(options.out), time.time() + 60 * options.minutes
     here.mkdir(parents=True, exist_ok=True)
-    done = side_by_side(options, [WARM], until) and side_by_side(options, options.methods, until)
+    codes = side_by_side(options, [WARM], until)
+    if codes == {0}:
+        codes = side_by_side(options, options.methods, until)
     table(points(here), 3 if options.quick else CIFAR100.window)
-    print("all is done" if done else "not all is done: call again")
+    if codes - {0, 2}:
+        sys.exit("a method failed: its message is above")
+    print("all is done" if codes == {0} else "not all is done: call again")
 
 
 if __name__ == "__main__":
