@@ -329,6 +329,12 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.how = inputs[-2:]  # stride and padding
 
 
+def _joined(count: int, dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
+    """What `vmap` maps over, `count` of each, and the clients as one axis."""
+    each = zip(tensors, dims, strict=False)
+    return [(t.expand(count, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1) for t, d in each]
+
+
 def _over_clients(op: Any) -> Any:
     """`vmap` of an op: what it maps over joins the clients, or the batch where all have the same kernel."""
 
@@ -337,8 +343,8 @@ def _over_clients(op: Any) -> Any:
         if dims[1] is None and dims[0] is not None and op is not convolve_meet:
             images = a.movedim(dims[0], 1)  # [K, V, B, ...]
             return op(images.flatten(1, 2), b, *how).unflatten(1, (count, images.shape[2])), 1
-        a, b = (t.expand(count, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip((a, b), dims, strict=False))
-        return op(a.flatten(0, 1), b.flatten(0, 1), *how).unflatten(0, (count, a.shape[1])), 0
+        joined = _joined(count, dims, a, b)
+        return op(*joined, *how).unflatten(0, (count, -1)), 0
 
     return rule
 
@@ -406,14 +412,8 @@ def _slopes_of_norm(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 def _norm_over_clients(
     info: Any, dims: tuple[int | None, ...], images: Tensor, weight: Tensor, bias: Tensor, *how: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """`vmap`: what it maps over joins the clients."""
-    count = info.batch_size
-    given = [
-        t.expand(count, *t.shape) if d is None else t.movedim(d, 0)
-        for t, d in zip((images, weight, bias), dims, strict=False)
-    ]
-    found = normalise(*(t.flatten(0, 1) for t in given), *how)
-    return tuple(t.unflatten(0, (count, -1)) for t in found), (0, 0, 0)
+    found = normalise(*_joined(info.batch_size, dims, images, weight, bias), *how)
+    return tuple(t.unflatten(0, (info.batch_size, -1)) for t in found), (0, 0, 0)
 
 
 normalise.register_autograd(_slopes_of_norm, setup_context=_remember_norm)
