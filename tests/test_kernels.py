@@ -18,6 +18,7 @@ from consilience.cohort import take
 from consilience.data import Compose, Crop, Flip
 from consilience.layers import MatmulConv2d, PixelGroupNorm, PixelMean, use_kernels, use_matmul_convolutions
 from consilience.models import resnet18
+from consilience.vectorize import Replay, _Step
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -259,6 +260,33 @@ def test_replayed_rounds_on_a_gpu_are_those_of_plain_code(name):
         run = cs.fit(getattr(cs, name)(), task, federation, rounds=4, progress=False, engine=engine)
         found.append(run.posterior.mean)
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("when", ["before it is recorded", "while it is recorded"])
+def test_a_step_with_too_little_memory_to_be_recorded_is_taken_as_it_comes(when, caplog):
+    recorded = []
+
+    def gradient(theta, batch, shared):
+        recorded.append(torch.cuda.is_current_stream_capturing())
+        slope = 2 * theta + batch
+        if recorded[-1] if when == "while it is recorded" else len(recorded) == 1:
+            torch.empty(2**45, dtype=torch.uint8, device="cuda")
+        return slope, theta.sum(1)
+
+    def advance(theta, slope, rate):
+        theta -= rate * slope
+
+    replay = Replay(_Step(gradient, advance), torch.device("cuda"))
+    theta, batch = torch.ones(3, 4, device="cuda"), torch.full((3, 1), 0.5, device="cuda")
+    losses = [float(replay(theta, batch, (), (), (), (0.1,))[0]) for _ in range(3)]
+    assert losses == pytest.approx([4, 3, 2.2])
+    assert len(caplog.messages) == 1
+    assert not replay.graphs
+    other = torch.ones(2, 4, device="cuda")
+    replay(other, batch[:2], (), (), (), (0.1,))
+    torch.testing.assert_close(other, torch.full_like(other, 0.75))
+    assert len(replay.graphs) == (when == "before it is recorded")
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

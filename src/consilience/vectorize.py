@@ -51,7 +51,8 @@ class _Step:
 class Replay:
     """A compiled step, recorded as a CUDA graph: its few hundred kernels are launched as one, where their launches
     would take longer than they do. What stays from step to step (θ, a chain's memory, a prior) is used where it lies,
-    and the step is recorded anew if it lies elsewhere; what is fresh in every step is copied to where it was then."""
+    and the step is recorded anew if it lies elsewhere; what is fresh in every step is copied to where it was then.
+    Steps for whose recording there is too little memory are taken as they come."""
 
     def __init__(self, step: _Step, device: torch.device) -> None:
         self.step = step
@@ -59,6 +60,7 @@ class Replay:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.graphs: dict[Any, tuple[Any, list[Tensor], Tensor]] = {}
         self.warm: set[Any] = set()
+        self.too_large: set[Any] = set()
 
     def __call__(
         self, theta: Tensor, batch: Tree, own: tuple[Tree, ...], shared: tuple[Tree, ...],
@@ -69,8 +71,14 @@ class Replay:
         given, stays = _tensors((batch, numbers)), _tensors((theta, own, shared, kept))
         form = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*given, *stays))
         key = (form, tuple(leaf.data_ptr() for leaf in stays))
-        if key not in self.graphs:
-            self._record(key, theta, batch, own, shared, kept, numbers)
+        if key not in self.graphs and form not in self.too_large:
+            try:
+                self._record(key, theta, batch, own, shared, kept, numbers)
+            except torch.OutOfMemoryError:
+                log.warning("too little memory to record the steps of %d clients: they are slower", len(theta))
+                self.too_large.add(form)
+        if form in self.too_large:
+            return self.step(theta, batch, own, shared, kept, fresh)
         graph, places, loss = self.graphs[key]
         torch._foreach_copy_(places, given)
         graph.replay()
@@ -91,8 +99,10 @@ class Replay:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             graph.capture_begin(*([] if self.pool is None else [self.pool]))
-            loss = self.step(theta, batch, own, shared, kept, fresh)
-            graph.capture_end()
+            try:
+                loss = self.step(theta, batch, own, shared, kept, fresh)
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         self.pool = graph.pool()
         if len(self.graphs) == RECORDED:
