@@ -189,7 +189,7 @@ def test_a_regressions_target_is_of_the_score_that_rises():
 
 def test_a_target_where_nothing_rises_is_refused():
     class Silent(cs.Classification):
-        def scores(self, prediction, y):
+        def scores(self, prediction, y, spread=None):
             return {"nll": 1.0}
 
     task, train, test = blobs()

@@ -193,10 +193,49 @@ def test_data_the_module_cannot_take_is_refused_by_name() -> None:
         uncertainty(task, belief(task, 1.0), cloud(0))
 
 
-def test_regression_has_no_predictive_entropy() -> None:
-    task, federation = linear()
-    with pytest.raises(TaskError, match="the task is regression"):
-        uncertainty(task, cs.Point(task.initial()), federation.data)
+def test_many_labels_have_no_predictive_entropy() -> None:
+    task = cs.MultiLabel(nn.Linear(2, 3))
+    with pytest.raises(TaskError, match="the task is multi-label"):
+        uncertainty(task, cs.Point(task.initial()), cloud())
+
+
+def line() -> tuple[cs.Regression, cs.Gaussian, cs.Dataset, Tensor]:
+    """y = a + b x with N(·, 1/4) for a and b, outputs twice; and what y's variance is in theory, with noise 0.1."""
+    task = cs.Regression(nn.Linear(1, 2), noise=0.1).prepare(dtype=torch.float64)
+    x = torch.linspace(-1, 5, 40, dtype=torch.float64)[:, None]
+    posterior = cs.Gaussian.of(torch.tensor([1.0, 2, 3, 4], dtype=torch.float64), torch.full((1,), 4.0).double())
+    data = cs.Dataset(x, task.predict(posterior.mean, x) + torch.sin(9 * x))
+    return task, posterior, data, (0.01 + (1 + x.square()) / 4).expand(-1, 2)
+
+
+def test_a_marginal_regression_knows_of_the_doubt_about_the_weights() -> None:
+    task, posterior, data, variance = line()
+    found = cs.evaluate(task, posterior, data, samples=20_000)
+    exact = torch.distributions.Normal(task.predict(posterior.mean, data.x), variance.sqrt())
+    assert found.marginal is not None
+    assert found.marginal["nll"] == pytest.approx(-exact.log_prob(data.y).mean().item(), rel=0.01)
+    assert found.point["nll"] > 10 * found.marginal["nll"]
+
+
+def test_a_few_draws_of_a_regression_vary_as_the_posterior_does_on_average() -> None:
+    task = cs.Regression(nn.Linear(1, 5000), noise=0.1)
+    posterior = cs.Gaussian.of(torch.zeros(10_000), torch.tensor([4.0]))
+    found = uncertainty(task, posterior, cs.Dataset(torch.zeros(1, 1), torch.zeros(1, 5000)), samples=3).sd
+    assert found is not None
+    assert float(found.square().mean()) == pytest.approx(0.26, rel=0.05)
+
+
+def test_the_doubt_about_a_regression_is_that_of_its_gaussian() -> None:
+    task, posterior, data, variance = line()
+    found = uncertainty(task, posterior, data, samples=20_000)
+    wanted = torch.distributions.Normal(0.0, variance.sqrt()).entropy().sum(1)
+    torch.testing.assert_close(found.sd, variance.sqrt(), rtol=0.03, atol=0)
+    torch.testing.assert_close(found.entropy, wanted, rtol=0, atol=0.06)
+    torch.testing.assert_close(found.entropy, found.expected_entropy + found.mutual_information)
+    alone = uncertainty(task, cs.Point(posterior.mean), data)
+    assert alone.mutual_information.max() == 0
+    torch.testing.assert_close(alone.sd, torch.full_like(data.y, 0.1))
+    assert detect(task, posterior, data, replace(data, x=data.x + 20)).mutual_information == 1
 
 
 def test_a_run_is_asked_for_its_server_s_belief() -> None:

@@ -291,6 +291,28 @@ def test_local_only_is_scored_by_every_clients_own_model() -> None:
     assert run.evaluate(federation).point["mse"] != pytest.approx(average.point["mse"])
 
 
+def test_a_test_of_nobodys_is_dealt_to_clients_that_learn_alone() -> None:
+    task, federation = linear()
+    run = fit(cs.LocalOnly(cs.SGD(lr=0.1, batch=100)), task, federation, rounds=3)
+    test, count = federation.data, len(federation)
+    turns = [test.subset(torch.arange(c, len(test), count)) for c in range(count)]
+    alone = [evaluate(run.task, run.personal(c), turn).point["mse"] * len(turn) for c, turn in enumerate(turns)]
+    found = run.evaluate(test)
+    assert found.point["mse"] == pytest.approx(sum(alone) / len(test))
+    assert found.clients == []
+
+
+def test_clients_of_a_test_are_known_by_their_names() -> None:
+    task, federation = linear()
+    run = fit(cs.LocalOnly(cs.SGD(lr=0.1, batch=100)), task, federation, rounds=3)
+    silos = {federation.name(c): federation.client(c) for c in range(len(federation))}
+    straight = {client["name"]: client["metrics"] for client in run.evaluate(federation).clients}
+    turned = run.evaluate(cs.Federation.from_silos(dict(reversed(silos.items())))).clients
+    assert {client["name"]: client["metrics"] for client in turned} == straight
+    (stranger,) = run.evaluate(cs.Federation.from_silos({"elsewhere": federation.client(0)})).clients
+    assert stranger["metrics"] == evaluate(run.task, run.posterior, federation.client(0)).point
+
+
 def test_pooled_sees_everybodys_data_at_once() -> None:
     task, federation = linear()
     run = fit(cs.Pooled(cs.SGD(lr=0.1, batch=100)), task, federation, rounds=2, cohort=3, test=federation)

@@ -325,7 +325,7 @@ class Adversarial(Task):
         with torch.no_grad():
             return torch.cat([self.apply_one(theta.to(self.dtype), some) for some in torch.split(z, whole)])
 
-    def check(self, data: Dataset) -> None:
+    def check(self, data: Dataset, targets: bool = True) -> None:
         """Refuse networks that do not fit each other and the data."""
         if not len(data):
             raise DataError(f"{data.name} has no examples")
@@ -363,7 +363,7 @@ class Adversarial(Task):
         """None."""
         self.need_labels()
 
-    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
+    def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
         """None."""
         self.need_labels()
 

@@ -22,7 +22,7 @@ from consilience.metrics import auroc, entropy, reliability
 from consilience.metrics.generative import pixels
 from consilience.report import text
 from consilience.report.generated import cells, image_samples, point_samples
-from consilience.task import Task
+from consilience.task import Regression, Task
 
 ENTROPY_BINS, WEIGHT_BINS = 20, 30
 MAX_TENSORS = 12  # whose weights are summarised one by one
@@ -113,12 +113,14 @@ class Uncertainty:
     """Of every example, in nats [N]: `entropy` H[E p] of the averaged prediction, and its two parts.
 
     `expected_entropy` E H[p] is the noise in the labels (aleatoric), `mutual_information` H[E p] − E H[p] the doubt
-    about the weights (epistemic), which more data would remove: how much the draws disagree.
+    about the weights (epistemic), which more data would remove: how much the draws disagree. For a regression E p is
+    taken for a Gaussian in every output, whose standard deviation is `sd` [N, …]: √(noise² + the draws' variance).
     """
 
     entropy: Tensor
     expected_entropy: Tensor
     mutual_information: Tensor
+    sd: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,27 @@ class Detection:
 def predict(task: Task, belief: Belief, data: Dataset, index: Tensor, samples: int = 0, batch: int = 1000) -> Tensor:
     """Predictive means for rows `index`: of the mean weights, averaged over `samples` draws of the posterior, or of an
     ensemble."""
-    networks = draws(belief, samples)
-    out = []
+    return _predict(task, belief, data, index, samples, batch)[0]
+
+
+def _predict(
+    task: Task, belief: Belief, data: Dataset, index: Tensor, samples: int = 0, batch: int = 1000
+) -> tuple[Tensor, Tensor | None]:
+    """The same with the variance over networks, where a likelihood can use it."""
+    networks, means, spreads = draws(belief, samples), [], []
     for start in range(0, len(index), batch):
         x = data.inputs(index[start : start + batch].to(data.x.device), task.dtype)
-        out.append(networks.combine(each(task, networks, x)))
-    return torch.cat(out)
+        made = each(task, networks, x)
+        means.append(networks.combine(made))
+        if isinstance(task, Regression):
+            spreads.append(_spread(belief, networks, made))
+    return torch.cat(means), torch.cat(spreads) if spreads else None
+
+
+def _spread(belief: Belief, networks: Mixture, made: Tensor) -> Tensor:
+    """The variance of what networks predict, [M, N, …] to [N, …]; of draws, an unbiased estimate of the posterior's."""
+    spread, drawn = networks.combine((made - networks.combine(made)).square()), len(made)
+    return spread * drawn / (drawn - 1) if isinstance(belief, Gaussian) and drawn > 1 else spread
 
 
 def each(task: Task, networks: Mixture, x: Tensor) -> Tensor:
@@ -176,17 +193,16 @@ def evaluate(
         names = [test.name(c) for c in range(len(test))]
     beliefs = [belief(c) if callable(belief) else belief for c in range(len(parts))]
     bayesian = all(isinstance(b, Gaussian) for b in beliefs)
-    point = [predict(task, b, data, part) for b, part in zip(beliefs, parts, strict=True) if len(part)]
-    averaged = [
-        predict(task, b, data, part, samples) for b, part in zip(beliefs, parts, strict=True) if bayesian and len(part)
-    ]
+    held = [(b, part) for b, part in zip(beliefs, parts, strict=True) if len(part)]
+    point = [_predict(task, b, data, part) for b, part in held]
+    averaged = [_predict(task, b, data, part, samples) for b, part in held if bayesian]
     truth = [data.targets(part.to(data.y.device), task.dtype).to(task.device) for part in parts if len(part)]
     clients: list[dict[str, Any]] = []
     if names is not None:
         named = [(name, len(part)) for name, part in zip(names, parts, strict=True) if len(part)]
         clients = [
-            {"name": name, "examples": size, "metrics": task.scores(p, y)}
-            for (name, size), p, y in zip(named, point, truth, strict=True)
+            {"name": name, "examples": size, "metrics": task.scores(p, y, spread)}
+            for (name, size), (p, spread), y in zip(named, point, truth, strict=True)
         ]
     everything = torch.cat(truth)
 
@@ -197,16 +213,14 @@ def evaluate(
         right = prediction.argmax(dim=1) == everything
         return Entropies(entropy(prediction), right, prediction.shape[1], theirs)
 
-    whole = torch.cat(point)
-    scores, bins = _score(task, whole, everything)
+    whole, scores, bins = _score(task, point, everything)
     found = Evaluation(
         scores, None, clients, bins, None, entropies(whole, 0),
         outside=None if outside is None else outside.name, belief=type(beliefs[0]).__name__,
     )  # fmt: skip
     if not averaged:
         return found
-    whole = torch.cat(averaged)
-    scores, bins = _score(task, whole, everything)
+    whole, scores, bins = _score(task, averaged, everything)
     return replace(found, marginal=scores, marginal_reliability=bins, marginal_entropy=entropies(whole, samples))
 
 
@@ -336,17 +350,20 @@ def _auroc(inside: Tensor, outside: Tensor | None) -> float | None:
     return auroc(ours, theirs) if len(ours) and len(theirs) else None
 
 
-def check_unlabelled(task: Task, data: Dataset) -> None:
-    """Refuse data whose predictive entropy cannot be had."""
-    if task.kind != "classification":
-        raise TaskError(f"predictive entropy is defined for classification here, but the task is {task.kind}")
-    task.check(replace(data, y=torch.zeros(len(data), dtype=torch.int64)))
+def check_unlabelled(task: Task, data: Dataset, *kinds: str) -> None:
+    """Refuse data whose predictive entropy cannot be had, and tasks of other kinds than classification and `kinds`."""
+    if task.kind not in ("classification", *kinds):
+        known = " and ".join(("classification", *kinds))
+        raise TaskError(f"predictive entropy is defined for {known} here, but the task is {task.kind}")
+    task.check(data, targets=False)
 
 
 def uncertainty(task: Task, belief: Belief, data: Dataset, samples: int = 10, batch: int = 1000) -> Uncertainty:
     """How uncertain a belief is about every example, over `samples` draws of the posterior or an ensemble's networks.
     Labels are not looked at. Of one network alone the mutual information is zero."""
-    check_unlabelled(task, data)
+    check_unlabelled(task, data, "regression")
+    if isinstance(task, Regression):
+        return _of_regression(task, _predict(task, belief, data, torch.arange(len(data)), samples, batch)[1])
     networks = draws(belief, samples)
     share = networks.weights.double().mean(1, keepdim=True)
     share = share / share.sum()
@@ -359,6 +376,14 @@ def uncertainty(task: Task, belief: Belief, data: Dataset, samples: int = 10, ba
         expected.append((entropy(probs) * share).sum(0))
     whole, noise = torch.cat(total), torch.cat(expected)
     return Uncertainty(whole, noise, (whole - noise).clamp_min(0))
+
+
+def _of_regression(task: Regression, spread: Tensor | None) -> Uncertainty:
+    """½ ln 2πe σ² of every output's Gaussian, with and without what the networks' predictions vary."""
+    assert spread is not None
+    noise = torch.full_like(spread, task.noise**2, dtype=torch.float64)
+    total, alone = ((2 * math.pi * math.e * v).log().flatten(1).sum(1) / 2 for v in (noise + spread, noise))
+    return Uncertainty(total, alone, total - alone, (noise + spread).sqrt().to(task.dtype))
 
 
 def detect(task: Task, belief: Belief, inside: Dataset, outside: Dataset, samples: int = 10) -> Detection:
@@ -378,6 +403,10 @@ def detect(task: Task, belief: Belief, inside: Dataset, outside: Dataset, sample
     )
 
 
-def _score(task: Task, prediction: Tensor, y: Tensor) -> tuple[dict[str, float], dict[str, Any] | None]:
+def _score(
+    task: Task, parts: list[tuple[Tensor, Tensor | None]], y: Tensor
+) -> tuple[Tensor, dict[str, float], dict[str, Any] | None]:
+    """All clients' predictions as one, their scores, and reliability bins."""
+    prediction, spreads = torch.cat([mean for mean, _ in parts]), [spread for _, spread in parts if spread is not None]
     bins = asdict(reliability(prediction, y)) if task.kind == "classification" else None
-    return task.scores(prediction, y), bins
+    return prediction, task.scores(prediction, y, torch.cat(spreads) if spreads else None), bins

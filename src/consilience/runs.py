@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from consilience.plot import RunPlots
 
 DESCRIBED = 1000  # clients whose label counts go into run.json
+ASKED = 100  # clients at most that a test is dealt to
 
 
 @dataclass
@@ -119,12 +120,28 @@ class Run:
         return generated(self.network, [self.posterior], count, samples, seed)
 
     def evaluate(self, test: Dataset | Federation, samples: int = 10, outside: Dataset | None = None) -> Evaluation:
-        """Scores on test data; for a Federation of the same clients, every client by its own belief. Of examples of
-        another kind, `outside`, only the predictive entropy is of interest."""
-        belief: Belief | Callable[[int], Belief] = self.posterior
-        if isinstance(test, Federation) and len(test) == len(self.federation):
-            belief = self.personal
-        return evaluate(self.network, belief, test, samples, outside)
+        """Scores on test data. For a Federation every client that has learned is judged by its own belief; clients are
+        the same if they have the same name or, where not all have names, if there are as many. Where clients learn
+        `alone`, any other test is dealt to them in turn: it says how good they are on average. Of examples of another
+        kind, `outside`, only the predictive entropy is of interest."""
+        if isinstance(test, Federation):
+            return evaluate(self.network, self._own(test), test, samples, outside)
+        if not self.algorithm.alone:
+            return evaluate(self.network, self.posterior, test, samples, outside)
+        asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
+        dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
+        found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, samples, outside)
+        return replace(found, clients=[])
+
+    def _own(self, test: Federation) -> Callable[[int], Belief]:
+        """The belief of every client of a test."""
+        if self.federation.names is not None and test.names is not None:
+            learned = {name: client for client, name in enumerate(self.federation.names)}
+            known = {client: learned[name] for client, name in enumerate(test.names) if name in learned}
+        else:
+            known = {client: client for client in range(len(test)) if len(test) == len(self.federation)}
+        everyone = self.posterior
+        return lambda client: self.personal(known[client]) if client in known else everyone
 
     def uncertainty(self, data: Dataset, samples: int = 10) -> Uncertainty:
         """How uncertain the server's belief is about every example, and why."""

@@ -129,8 +129,8 @@ class Task(ABC):
         """The mean of p(y | output): probabilities, or the regression itself."""
 
     @abstractmethod
-    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
-        """How good predictions are."""
+    def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
+        """How good predictions are. Where they are means over several networks, `spread` is the variance over them."""
 
     @abstractmethod
     def fits(self, output: Tensor, data: Dataset) -> None:
@@ -381,8 +381,9 @@ class Task(ABC):
             p.data = value.view(p.shape).to(p.device, p.dtype).clone()
         return module
 
-    def check(self, data: Dataset) -> None:
-        """Run the module on two examples, and refuse data it cannot learn from before any client does."""
+    def check(self, data: Dataset, targets: bool = True) -> None:
+        """Run the module on two examples, and refuse data it cannot learn from before any client does; without
+        `targets`, data of which it could not predict any."""
         if not len(data):
             raise DataError(f"{data.name} has no examples")
         probe = torch.arange(min(2, len(data)), device=data.x.device)
@@ -394,7 +395,8 @@ class Task(ABC):
             raise DataError(f"the module cannot take examples of {data.name}, of shape {shape}: {error}") from error
         if not isinstance(output, Tensor) or output.shape[0] != len(probe):
             raise TaskError("the module must return one tensor with a row for each example")
-        self.fits(output, data)
+        if targets:
+            self.fits(output, data)
 
 
 class Classification(Task):
@@ -415,7 +417,7 @@ class Classification(Task):
         """Class probabilities."""
         return output.softmax(-1)
 
-    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
+    def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
         """Accuracy, NLL, ECE and Brier score."""
         return classification(prediction, y)
 
@@ -460,9 +462,10 @@ class Regression(Task):
         """The regression itself."""
         return output
 
-    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
-        """Squared and absolute error, R², and the NLL under the noise."""
-        return regression(prediction, y, torch.full_like(prediction, self.noise**2))
+    def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
+        """Squared and absolute error, R², and the NLL under N(prediction, noise² + spread)."""
+        noise = torch.full_like(prediction, self.noise**2)
+        return regression(prediction, y, noise if spread is None else noise + spread)
 
     def fits(self, output: Tensor, data: Dataset) -> None:
         """Targets must have the shape of the outputs."""
@@ -491,7 +494,7 @@ class MultiLabel(Task):
         """The probability of every label."""
         return output.sigmoid()
 
-    def scores(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
+    def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
         """Precision, recall, F1 and NLL."""
         return multilabel(prediction, y)
 

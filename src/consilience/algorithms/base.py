@@ -33,6 +33,8 @@ class Algorithm(ABC):
     """
 
     additive: ClassVar[bool] = True
+    alone: ClassVar[bool] = False
+    """Whether clients do not hear of each other: then a test is theirs, and not the server's."""
 
     @property
     def name(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
@@ -15,8 +17,9 @@ from consilience.task import Task
 @algorithm
 class LocalOnly(Algorithm):
     """Every client trains alone on its own data and uses its own model: the floor.
-    The server's model is the plain local average, Σ p_k w_k over the last round's clients."""
+    The server's model is the plain local average, Σ p_k w_k over the last round's clients, which no score is about."""
 
+    alone: ClassVar[bool] = True
     train: Chain = SGD()
 
     def start(self, task: Task, info: Info) -> Point:
