@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from consilience import keys
+from consilience.data import Dataset
 from consilience.errors import TaskError
 from consilience.layers import (
     KeyedDropout,
@@ -254,6 +255,39 @@ def test_the_release_has_the_user_s_own_dropout():
     assert not any(layer._forward_hooks for layer in released.modules())
 
 
+class Forgetful(nn.Module):
+    """Drops in a way of its own."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.layer, self.rate = nn.Linear(3, 2), rate
+
+    def forward(self, x):
+        return nn.functional.dropout(self.layer(x), self.rate, training=self.training)
+
+
+@pytest.mark.parametrize(("rate", "told"), [(0.1, True), (0.0, False)])
+def test_a_forward_of_its_own_for_training_is_told_once(rate, told, caplog):
+    task, data = Classification(Forgetful(rate)), Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+    before = torch.random.get_rng_state()
+    task.check(data)
+    task.check(data)
+    assert [record.message.split()[0] for record in caplog.records] == ["Forgetful"] * told
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)),
+        nn.Sequential(nn.Unflatten(1, (1, 3)), nn.TransformerEncoderLayer(3, 1, 4, dropout=0.0), nn.Flatten()),
+    ],
+)
+def test_dropout_layers_and_fused_kernels_are_no_forward_of_its_own(module, caplog):
+    Classification(module).check(Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])))
+    assert not caplog.records
+
+
 def test_dropout_touches_no_global_generator():
     task = Classification(dropout_net())
     before = torch.get_rng_state()
@@ -291,6 +325,25 @@ def slopes(layer, x):
 def assert_same(found, wanted):
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_layers_with_hooks_are_left_to_them():
+    seen, x = [], torch.randn(2, 3, 8, 8)
+
+    def watch(layer, args, output):
+        seen.append(output.shape)
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    network[0].register_forward_hook(watch)
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(network[1])
+    with torch.no_grad():
+        network[1].weight_g.fill_(2.0)
+    wanted = network(x)
+    swapped = use_matmul_convolutions(network)
+    assert [type(layer) for layer in swapped] == [nn.Conv2d, nn.Conv2d, MatmulConv2d]
+    torch.testing.assert_close(swapped(x), wanted)
+    assert seen == [(2, 4, 6, 6)] * 2
 
 
 @pytest.mark.parametrize("size", [(28, 28), (14, 14), (9, 8), (7, 5)], ids=str)

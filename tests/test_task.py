@@ -405,7 +405,7 @@ def labelled(y, x=None):
         (Classification, labelled(torch.tensor([0, 3])), ["ward 3", "0..3", "3 outputs", "0..2"]),
         (Classification, labelled(torch.tensor([-1, 2])), ["ward 3", "-1..2"]),
         (Classification, labelled(torch.tensor([0.0, 1.0])), ["ward 3", "torch.float32 1-d"]),
-        (Classification, labelled(torch.tensor([0, 1], dtype=torch.int32)), ["torch.int64", "torch.int32"]),
+        (Classification, labelled(torch.tensor([0.0, 1.0])), ["the task is regression"]),
         (Classification, labelled(torch.eye(2, dtype=torch.int64)), ["ward 3", "torch.int64 2-d"]),
         (Classification, labelled(torch.tensor([0, 1]), torch.ones(2, 5)), ["ward 3", "(5,)"]),
         (Classification, labelled(torch.tensor([0, 1]), torch.ones(2, 4).long()), ["ward 3", "(4,)"]),
@@ -428,6 +428,7 @@ def test_data_that_does_not_fit_is_refused_in_words(make, data, words):
 def test_data_that_fits_is_accepted():
     Classification(mlp()).check(labelled(torch.tensor([0, 2, 1])))
     Classification(mlp()).check(labelled(torch.tensor([2])))
+    Classification(mlp()).check(labelled(torch.tensor([0, 1], dtype=torch.int32)))
     Regression(mlp()).check(labelled(torch.randn(3, 3)))
     MultiLabel(mlp()).check(labelled(torch.eye(3)))
 

@@ -249,8 +249,7 @@ def _join_norms(layers: nn.Sequential) -> None:
     """Every norm with a ReLU after it, as one layer."""
     for i in range(len(layers) - 1):
         norm, relu = layers[i], layers[i + 1]
-        watched = norm._forward_hooks or relu._forward_hooks
-        if type(norm) is nn.GroupNorm and type(relu) is nn.ReLU and not watched:
+        if type(norm) is nn.GroupNorm and type(relu) is nn.ReLU and not (_watched(norm) or _watched(relu)):
             layers[i], layers[i + 1] = PixelGroupNorm(norm, relu=True), nn.Identity()
 
 
@@ -261,12 +260,17 @@ def _for_pixels(layer: nn.Module) -> nn.Module | None:
     return PixelMean() if one else None
 
 
+def _watched(layer: nn.Module) -> bool:
+    """Whether somebody's hooks are on a layer, such as those of `torch.nn.utils.weight_norm`: it stays as it is."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+
+
 def _replace(module: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    if (new := other(module)) is not None:
+    if not _watched(module) and (new := other(module)) is not None:
         return new
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            if (new := other(child)) is not None:
+            if not _watched(child) and (new := other(child)) is not None:
                 setattr(parent, name, new)
     return module
 
@@ -313,6 +317,20 @@ def with_keyed_dropout(module: nn.Module) -> tuple[nn.Module, list[str]]:
         return KeyedDropout(layer.p, next(count), not isinstance(layer, nn.Dropout))
 
     return _swap(module, _DropoutNd, keyed), [f"{name}.key" if name else "key" for name in names]
+
+
+def trains_otherwise(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module computes something else in training, beside its dropout layers: `F.dropout`, or an `if
+    self.training`."""
+    training = copy.deepcopy(module).train()
+    for layer in training.modules():
+        if isinstance(layer, _DropoutNd):
+            layer.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        here, there = module(x), training(x)
+    if not isinstance(there, Tensor) or there.shape != here.shape:
+        return True
+    return bool((there - here).norm() > 1e-3 * here.norm())  # fused and plain attention differ by less
 
 
 def check_layers(module: nn.Module) -> None:

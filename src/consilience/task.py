@@ -8,6 +8,7 @@ and plain autograd for a cohort of one, lives here: algorithms write the loss of
 from __future__ import annotations
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -22,12 +23,20 @@ from consilience.data.augment import Augmentation
 from consilience.data.dataset import Dataset
 from consilience.display import facts
 from consilience.errors import DataError, TaskError
-from consilience.layers import check_layers, use_kernels, use_matmul_convolutions, with_keyed_dropout, with_taps
+from consilience.layers import (
+    check_layers,
+    trains_otherwise,
+    use_kernels,
+    use_matmul_convolutions,
+    with_keyed_dropout,
+    with_taps,
+)
 from consilience.metrics import classification, multilabel, regression
 from consilience.records import record, tree_map
 from consilience.report.text import plural
 from consilience.vectorize import Checked, Cohorts
 
+log = logging.getLogger("consilience")
 MAIN = "main"
 
 
@@ -98,6 +107,7 @@ class Task(ABC):
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.compiled, self.bf16, self.chunk = False, False, 0
         self._cache: dict[Any, Callable[..., Any]] = {}
+        self._probed = False
         if not self.size:
             raise TaskError(f"{type(module).__name__} has no parameters to learn")
 
@@ -397,6 +407,14 @@ class Task(ABC):
             raise TaskError("the module must return one tensor with a row for each example")
         if targets:
             self.fits(output, data)
+        if not self._probed:
+            self._probed = True
+            if trains_otherwise(copy.deepcopy(self.module).to(self.device, self.dtype), self._seen(x)):
+                log.warning(
+                    "%s has a forward of its own for training (F.dropout, or self.training), which is not used: "
+                    "modules run as in evaluation, and nn.Dropout layers drop",
+                    type(self.module).__name__,
+                )
 
 
 class Classification(Task):
@@ -426,6 +444,7 @@ class Classification(Task):
         if data.y.dim() != 1 or data.y.dtype != torch.int64:
             raise DataError(
                 f"{data.name}: classification needs labels [N] of type torch.int64, got {data.y.dtype} {data.y.dim()}-d"
+                + (": for numbers to predict, the task is regression" if data.y.is_floating_point() else "")
             )
         low, high, outputs = int(data.y.min()), int(data.y.max()), output.shape[-1]
         if output.dim() != 2 or not 0 <= low <= high < outputs:
@@ -473,7 +492,8 @@ class Regression(Task):
             got, wanted = tuple(data.y.shape[1:]), tuple(output.shape[1:])
             raise DataError(
                 f"{data.name}: targets of shape {got} and type {data.y.dtype}, but the module returns {wanted}; "
-                "regression needs real targets [N, ...] of the module's output shape"
+                "regression needs real targets [N, ...] of the module's output shape, such as "
+                f"y.float().reshape{(-1, *wanted)}"
             )
 
 
