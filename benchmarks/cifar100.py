@@ -1,14 +1,15 @@
-"""FedEP's CIFAR-100 benchmark on one GPU: the methods side by side, each in a process of its own.
+"""The papers' CIFAR-100 benchmarks on one GPU: the methods side by side, each in a process of its own.
 
     python benchmarks/cifar100.py runs/cifar100 --minutes 9      # again and again, until it says that all is done
     python benchmarks/cifar100.py runs/cifar100 --methods FedAvg "FedEP(I)" --rounds 1000 --minutes 25
+    python benchmarks/cifar100.py runs/fednp --recipe fednp-cifar100 --minutes 25
     python benchmarks/cifar100.py runs/quick --quick             # a few rounds of small networks, on any machine
 
-First the rounds of FedAvg that all methods begin with, then the methods, for so many minutes; a run that is stopped
-goes on from its checkpoint at the next call. With `--volatile` nothing is kept but the figures: FedEP's 500 sites are
-45 GB, which take a while to be written. One process leaves a part of an H200 idle; with NVIDIA's MPS running
-(`nvidia-cuda-mps-control -d`) several share it well. Do not kill one of them: the others hang. Ctrl-C
-lets all end their round.
+For FedEP's recipe first the rounds of FedAvg that all methods begin with; then the methods, for so many minutes. A run
+that is stopped goes on from its checkpoint at the next call. With `--volatile` nothing is kept but the figures: FedEP's
+500 sites are 45 GB, which take a while to be written. One process leaves a part of an H200 idle; with NVIDIA's MPS
+running (`nvidia-cuda-mps-control -d`) several share it well. Do not kill one of them: the others hang. Ctrl-C lets all
+end their round.
 
 Figures go to points.csv in the directory, and a table of what there is so far is printed at the end.
 """
@@ -21,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,9 +30,29 @@ import torch
 import consilience as cs
 from consilience.loop import Interrupted
 from consilience.metrics import best, rounds_to
-from consilience.recipes.fedep import CIFAR100
+from consilience.recipes import fedep, fednp
 
 WARM = "warm"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe, the methods that matter most, what its tables show, and rounds from one evaluation to the next."""
+
+    recipe: fedep.Benchmark | fednp.Benchmark
+    methods: tuple[str, ...]
+    limits: tuple[int, ...]
+    window: int
+    target: float
+    every: int
+
+
+PLANS = {
+    "fedep-cifar100": Plan(
+        fedep.CIFAR100, ("FedAvg", "FedPA", "FedEP(I)", "FedSEP(I)"), (1000, 1500), 100, target=0.45, every=20
+    ),
+    "fednp-cifar100": Plan(fednp.BENCHMARKS[0], ("FedAvg", "FedNP"), (50, 100), 10, target=0.6, every=1),
+}
 COLUMNS = (
     "method",
     "round",
@@ -50,11 +72,12 @@ def folder(name):
 
 def learn(options, name):
     """One method in this process; the warm start is FedAvg's first rounds."""
-    bench = CIFAR100.quick() if options.quick else CIFAR100
-    setting, here = bench.setting(options.seed, options.quick), Path(options.out)
-    gpu = torch.cuda.is_available()
-    chunk = {"chunk": bench.cohort, "precision": "bf16", "compile": True} if gpu else {"chunk": 3, "workers": 1}
-    warming = name == WARM
+    plan, here = PLANS[options.recipe], Path(options.out)
+    bench = plan.recipe.quick() if options.quick else plan.recipe
+    setting = bench.setting(options.seed, options.quick)
+    warming, warm = name == WARM, switch(options)
+    cohort = bench.cohort if warm else None
+    chunk = {"chunk": cohort or len(setting.federation), "precision": "bf16", "compile": True}
     method = bench.method("FedAvg") if warming else bench.methods()[name]
     kept = warming or not options.volatile
     with open(here / f"{folder(name)}.csv", "a", newline="") as file:
@@ -74,19 +97,25 @@ def learn(options, name):
             method,
             setting.task,
             setting.federation,
-            rounds=bench.switch if warming else options.rounds or bench.rounds,
-            cohort=bench.cohort,
+            rounds=warm if warming else options.rounds or bench.rounds,
+            cohort=cohort,
             test=setting.test,
             seed=options.seed,
             out=here / folder(name) if kept else None,
             resume=kept,
-            warm=None if warming else here / WARM,
-            engine=cs.Simulator(**chunk),
-            evaluate_every=1 if options.quick else options.every,
+            warm=None if warming or not warm else here / WARM,
+            engine=cs.Simulator(**(chunk if torch.cuda.is_available() else {"chunk": 3, "workers": 1})),
+            evaluate_every=1 if options.quick else options.every or plan.every,
             checkpoint_every=500,
             callbacks=[note],
             progress=False,
         )
+
+
+def switch(options):
+    """Rounds of FedAvg that all methods begin with."""
+    recipe = PLANS[options.recipe].recipe
+    return getattr(recipe.quick() if options.quick else recipe, "switch", 0)
 
 
 def side_by_side(options, names, until):
@@ -117,17 +146,16 @@ def points(here):
     return rows
 
 
-def table(rows, window):
-    """Best mean accuracy over a window up to 1000 and 1500 rounds, and means over the last one of the others."""
-    print(
-        "| method | up to round | accuracy | rounds to 45 % | ECE | NLL | marginal accuracy | ECE | NLL | s a round |"
-    )
+def table(rows, plan, window):
+    """Best mean accuracy over a window up to some rounds, and means over the last one of the others."""
+    reach = f"rounds to {plan.target:.0%}"
+    print(f"| method | up to round | accuracy | {reach} | ECE | NLL | marginal accuracy | ECE | NLL | s a round |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     warm = [row for row in rows if row[0] == "FedAvg"]
     for name in dict.fromkeys(row[0] for row in rows):
         mine = [row for row in rows if row[0] == name]
         whole = mine if name == "FedAvg" else [row for row in warm if int(row[1]) < int(mine[0][1])] + mine
-        for last in sorted({min(limit, int(whole[-1][1])) for limit in (1000, 1500)}):
+        for last in sorted({min(limit, int(whole[-1][1])) for limit in plan.limits}):
             some = [row for row in whole if int(row[1]) <= last]
             curve = [(int(row[1]), float(row[3])) for row in some]
             recent = [row for row in some if int(row[1]) > last - window]
@@ -139,17 +167,18 @@ def table(rows, window):
             seconds = sorted(float(row[2]) for row in recent)[len(recent) // 2]
             figures = [best(curve, window), mean(5), mean(4), mean(6), mean(8), mean(7)]
             accuracy, *others = ("–" if f is None else f"{f:.3f}" for f in figures)
-            reached = rounds_to(curve, 0.45)
+            reached = rounds_to(curve, plan.target)
             print(f"| {name} | {last} | {accuracy} | {reached or '–'} | {' | '.join(others)} | {seconds:.3f} |")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="a directory, which may hold an earlier call's")
-    parser.add_argument("--methods", nargs="+", default=["FedAvg", "FedPA", "FedEP(I)", "FedSEP(I)"])
-    parser.add_argument("--rounds", type=int, help="1500 unless told")
+    parser.add_argument("--recipe", choices=PLANS, default="fedep-cifar100")
+    parser.add_argument("--methods", nargs="+", help="those that matter most unless told")
+    parser.add_argument("--rounds", type=int, help="the paper's unless told")
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--every", type=int, default=20, help="rounds from one evaluation to the next")
+    parser.add_argument("--every", type=int, help="rounds from one evaluation to the next")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--volatile", action="store_true", help="keep figures only: no checkpoints of the methods")
     parser.add_argument("--quick", action="store_true")
@@ -162,12 +191,12 @@ def main():
         except (Interrupted, KeyboardInterrupt):  # the latter before the first round
             sys.exit(2)
         return
-    here, until = Path(options.out), time.time() + 60 * options.minutes
+    here, until, plan = Path(options.out), time.time() + 60 * options.minutes, PLANS[options.recipe]
     here.mkdir(parents=True, exist_ok=True)
-    codes = side_by_side(options, [WARM], until)
+    codes = side_by_side(options, [WARM], until) if switch(options) else {0}
     if codes == {0}:
-        codes = side_by_side(options, options.methods, until)
-    table(points(here), 3 if options.quick else CIFAR100.window)
+        codes = side_by_side(options, options.methods or plan.methods, until)
+    table(points(here), plan, 3 if options.quick else plan.window)
     if codes - {0, 2}:
         sys.exit("a method failed: its message is above")
     print("all is done" if codes == {0} else "not all is done: call again")
