@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -163,7 +164,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     ),
     "labels outside the classes": (
         ["run", "labels.toml"],
-        ["ward: labels lie in 0..4, but the module has 2 outputs (labels 0..1 are allowed)"],
+        ["ward: labels lie in 0..4, but classes has 2 names (labels 0..1 are allowed)"],
     ),
     "BatchNorm": (
         sets("model.name=own.py:batchnorm"),
@@ -220,6 +221,10 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     "unknown key of a comparison": (
         ["compare", "config.toml", "--set", "compare.tunes=3"],
         ["compare.tunes: unknown key; did you mean 'tune'? allowed: algorithms, seeds, target, tune"],
+    ),
+    "TensorBoard in the place of a file": (
+        [*sets(), "--tensorboard", "own.py/board"],
+        ["own.py/board cannot be written (Not a directory): choose another place, or free some space there"],
     ),
     "a target that is no number": (
         ["compare", "config.toml", "--set", "compare.target=high"],
@@ -280,6 +285,21 @@ def test_the_users_config_in_the_output_folder_is_not_written_over(consilience: 
     assert files(tmp_path) == before
 
 
+def test_a_full_disk_is_a_sentence(consilience: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(beside: Path, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    consilience("run", "config.toml", "--out", "r")
+    monkeypatch.setattr(os, "replace", full)
+    resume = [*sets("run.rounds=4"), "--out", "r", "--resume"]
+    for words, remedy in ((resume, "free some space, and resume"), (["report", "r"], "mend that and call")):
+        ended = consilience(*words)
+        assert ended.code == 2
+        assert f"cannot be written (No space left on device): {remedy}" in ended.err
+        assert "Traceback" not in ended.err
+        assert ended.err.count("\n") == 1
+
+
 # run
 
 
@@ -327,6 +347,13 @@ def test_the_config_that_a_run_leaves_can_be_run_again_to_the_same_end(consilien
     assert resolved["algorithm"]["server"] == {"name": "Adam", "lr": 0.1}
     assert consilience("run", "first/config.toml", "--out", "second").code == 0
     assert lines(tmp_path / "first") == lines(tmp_path / "second")
+
+
+def test_the_config_that_a_run_leaves_goes_on_with_that_run(consilience: Command, tmp_path: Path) -> None:
+    assert consilience(*sets("run.out=elsewhere"), "--out", "runs/slower").code == 0
+    assert consilience("run", "runs/slower/config.toml", "--resume", "--set", "run.rounds=4").code == 0
+    assert len(lines(tmp_path / "runs" / "slower")) == 4
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_resume_goes_on_to_the_same_end(consilience: Command, tmp_path: Path) -> None:
@@ -493,6 +520,15 @@ def test_a_comparison_is_not_written_over_nor_is_a_run_by_one(consilience: Comma
     assert ended.code == 2
     assert "here-compare holds a comparison already: resume it, or choose another directory" in ended.err
     assert files(tmp_path) == before
+
+
+def test_seeds_begin_at_the_runs(consilience: Command, tmp_path: Path) -> None:
+    words = ["compare", "config.toml", "--algorithms", "FedAvg", "--set", "partition={name='iid', clients=3}"]
+    assert consilience(*words, "--seeds", "2", "--out", "both").code == 0
+    assert consilience(*words, "--seeds", "1", "--set", "run.seed=1", "--out", "second").code == 0
+    assert [path.name for path in (tmp_path / "second" / "FedAvg").iterdir()] == ["seed-1"]
+    both, second = (lines(tmp_path / out / "FedAvg" / "seed-1") for out in ("both", "second"))
+    assert both == second != lines(tmp_path / "both" / "FedAvg" / "seed-0")
 
 
 def test_methods_are_tuned_before_they_are_compared(consilience: Command, tmp_path: Path) -> None:

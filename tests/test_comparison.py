@@ -13,7 +13,7 @@ from scipy import stats
 import consilience as cs
 from consilience import progress
 from consilience.comparison import Comparison, Row, Setting, compare, paired_test
-from consilience.errors import ConfigError
+from consilience.errors import CheckpointError, ConfigError
 from consilience.progress import Bar, Runs
 from consilience.report import write_report
 from scenarios import blobs, linear
@@ -77,6 +77,58 @@ def test_a_comparison_with_warm_starts_goes_on_where_it_stopped(tmp_path):
     whole = compare(methods, Setting(task, train, test), seeds=1, out=tmp_path, **OPTIONS)
     again = compare(methods, Setting(task, train, test), seeds=1, out=tmp_path, resume=True, **OPTIONS)
     assert [(row.metric, row.mean) for row in again.rows] == [(row.metric, row.mean) for row in whole.rows]
+
+
+def test_seeds_are_as_many_or_named():
+    methods, named = [cs.FedAvg(TRAIN), cs.FedProx(TRAIN)], range(1, 3)
+    many, few = (compare(methods, lambda s: Setting(*blobs(seed=s)), seeds=seeds, **OPTIONS) for seeds in (3, named))
+    values = {(entry["method"], entry["metric"]): entry["values"] for entry in many.scores}
+    for entry in few.scores:
+        if entry["metric"] != "seconds":
+            assert entry["values"] == values[entry["method"], entry["metric"]][1:]
+    assert {entry["n"] for entry in few.paired} == {2}
+
+
+def test_methods_are_tuned_on_the_first_seed(tmp_path):
+    seen = []
+    setting = lambda seed: seen.append(seed) or Setting(*blobs(seed=seed))  # noqa: E731
+    compare([cs.FedAvg(TRAIN)], setting, seeds=[5, 2], tune=2, out=tmp_path, **OPTIONS)
+    assert seen == [5, 2]
+    facts = json.loads((tmp_path / "tuning" / "FedAvg" / "trial-1" / "run.json").read_text())
+    assert facts["seed"] == 5
+
+
+REFUSED = {
+    "no method": ({"algorithms": []}, "nothing to compare: pass at least one method"),
+    "no seed": ({"seeds": 0}, "seeds must be a number of at least 1, or a list of different seeds, got 0"),
+    "a seed twice": ({"seeds": [1, 1]}, r"a list of different seeds, got \[1, 1\]"),
+    "a score to tune by, and no tuning": ({"select": "nll"}, "select is the score to tune by: pass tune= as well"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_compared_gets_a_sentence_and_nothing_is_run(tmp_path, what):
+    change, sentence = REFUSED[what]
+    given = {"algorithms": [cs.FedAvg(TRAIN)], "setting": Setting(*blobs()), "out": tmp_path / "out", **OPTIONS}
+    with pytest.raises(ConfigError, match=sentence):
+        compare(**{**given, **change})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_without_test_data_is_refused():
+    task, train, _ = blobs()
+    with pytest.raises(ConfigError, match="scores on test data: give the setting some as test="):
+        Setting(task, train, None)
+
+
+def test_a_comparison_does_not_go_into_a_runs_directory(tmp_path):
+    task, train, test = blobs()
+    cs.fit(cs.FedAvg(TRAIN), task, train, out=tmp_path, **OPTIONS)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for resume in (False, True):
+        with pytest.raises(CheckpointError, match="holds a run: choose another directory for the comparison"):
+            compare([cs.FedAvg(TRAIN)], Setting(task, train, test), seeds=1, out=tmp_path, resume=resume, **OPTIONS)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 # Paired differences

@@ -200,6 +200,15 @@ def test_without_tensorboard_a_sentence_says_what_to_install(monkeypatch: pytest
         TensorBoard(tmp_path)
 
 
+@pytest.mark.parametrize("follower", [CSV, TensorBoard])
+def test_a_place_that_cannot_be_written_to_gets_a_sentence(tmp_path: Path, follower: Any) -> None:
+    (tmp_path / "file").write_text("mine")
+    task, federation = linear()
+    with pytest.raises(ConfigError, match=r"file/x cannot be written \(.*\): choose another place"):
+        cs.fit(FEDAVG, task, federation, callbacks=[follower(tmp_path / "file" / "x")], **OPTIONS)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_anything_with_two_arguments_is_a_callback() -> None:
     task, federation = linear()
     seen: list[int] = []

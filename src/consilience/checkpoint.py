@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 try:
@@ -22,11 +23,12 @@ except ImportError:  # Windows
 
 from consilience.beliefs import Belief
 from consilience.cohort import Info
+from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.display import summary, summary_table
 from consilience.errors import CheckpointError, RecordError
 from consilience.evaluation import Evaluation
-from consilience.files import CHECKPOINTS, write_atomically
+from consilience.files import CHECKPOINTS, explained, named, write_atomically
 from consilience.records import Tree, notes, pack, record, unpack
 from consilience.report.reading import RunFiles
 from consilience.report.text import plural
@@ -76,7 +78,7 @@ def about(task: Task) -> dict[str, Any]:
 
 
 def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, seed: int, precision: str) -> Any:
-    """What must be the same for a run to be the same run."""
+    """What must be the same for a run to be the same run. Runs from before there was `contents` are resumed without."""
     return {
         "algorithm": describe(algorithm),
         "task": {**about(task), "weights": _crc(task.initial())},
@@ -93,13 +95,23 @@ def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, se
         "cohort": cohort,
         "seed": seed,
         "precision": precision,
+        "contents": _contents(task, federation.data),
     }
 
 
+def _contents(task: Task, data: Dataset) -> dict[str, int]:
+    """All examples, how they become inputs, and what of the module is not learned."""
+    found = {"inputs": [data.x], "frozen": task.fixed()}
+    found |= {name: [t] for name, t in (("scale", data.scale), ("shift", data.shift)) if t is not None}
+    return {name: _crc(*tensors) for name, tensors in found.items() if tensors}
+
+
 def _crc(*tensors: Tensor) -> int:
+    """A gigabyte takes a quarter of a second."""
     value = 0
     for tensor in tensors:
-        value = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), value)
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        value = zlib.crc32(flat.view(torch.uint8).numpy().data, value)  # NumPy has no bfloat16
     return value
 
 
@@ -128,7 +140,8 @@ def load_posterior(path: str | Path) -> Belief:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a run left behind, without its data: enough to look at it and to predict with its posterior."""
+    """What a run left behind, without its data and its module: enough to look at it. To predict, make the task again
+    and call `task.predict(stored.posterior.mean, x)` or `evaluate(task, stored.posterior, data)`."""
 
     directory: Path
     config: dict[str, Any]
@@ -205,6 +218,10 @@ class RunDirectory:
     def _checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
     def exists(self) -> bool:
         """Whether a run lives here."""
         return (self.path / "run.json").exists()
@@ -215,8 +232,9 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out; a kill frees the lock, and workers never have it."""
-        with open(self.path / ".lock", "w") as file:
+        """Keep other processes out; a kill frees the lock, and workers never have it. A file that cannot be written
+        meanwhile, in whichever thread, ends in a sentence."""
+        with explained(self.path), open(self.path / ".lock", "w") as file:
             if fcntl is not None:
                 try:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -226,6 +244,8 @@ class RunDirectory:
 
     def create(self, facts: dict[str, Any]) -> None:
         """Begin a run, where none of its files would be written over."""
+        if (self.path / "comparison.json").exists():
+            raise CheckpointError(f"{self.path} holds a comparison: choose another directory")
         found = [name for name in FILES if (self.path / name).exists()]
         if found or self.has_checkpoints():
             what = found[0] if found else "checkpoints"
@@ -250,7 +270,14 @@ class RunDirectory:
 
     def must_match(self, new: Any) -> None:
         """Refuse to go on with another run."""
-        different = differences(self.facts().get("identity"), json.loads(json.dumps(new)))
+        old, new = self.facts().get("identity") or {}, json.loads(json.dumps(new))
+        different = differences(old, {key: value for key, value in new.items() if key in old or key != "contents"})
+        where = {difference.split(" is ")[0] for difference in different}
+        if "task.weights" in where and where <= {"task.weights", "contents.frozen"}:
+            raise CheckpointError(
+                f"{self.path} holds a run whose module had other weights at first: call torch.manual_seed(…) before "
+                "you make the module, with the same number each time, or choose another directory"
+            )
         if different:
             raise CheckpointError(
                 f"{self.path} holds another run: {'; '.join(different[:3])}. Choose another directory, or its settings"
@@ -260,7 +287,7 @@ class RunDirectory:
         """A checkpoint after `round`, with the metrics so far safely on the disk; the newest two are kept. What the
         server believes of the weights is written beside them, for those who want nothing else: first, so that a kill
         before the checkpoint leaves a round that is run again, and a finished run is never without it."""
-        with open(self.path / "metrics.jsonl", "a") as file:
+        with named(self._metrics), open(self._metrics, "a") as file:
             os.fsync(file.fileno())
         self.write_sheet()
         write_atomically(self.path / POSTERIOR, pack(belief, round=str(round)))
@@ -287,7 +314,7 @@ class RunDirectory:
         return (int(notes(data)["round"]), saved) if isinstance(saved, Saved) else None
 
     def latest(self) -> tuple[int, Saved] | None:
-        """The newest checkpoint that can be read, with its round; None where there is none."""
+        """The newest checkpoint that can be read, with its round; None where there is none yet."""
         paths = self._newest_first()
         for i, path in enumerate(paths):
             found = self._read(path)
@@ -297,11 +324,13 @@ class RunDirectory:
                 return found
         if paths:
             raise CheckpointError(f"none of the {len(paths)} checkpoints in {self._checkpoints} can be read")
+        if not self._checkpoints.is_dir() or (self.path / "evaluation.json").exists():
+            raise CheckpointError(f"the checkpoints of {self.path} are gone: run it anew in another directory")
         return None
 
     def append(self, line: dict[str, Any]) -> None:
         """One round's metrics."""
-        with open(self.path / "metrics.jsonl", "a") as file:
+        with named(self._metrics), open(self._metrics, "a") as file:
             file.write(json.dumps(line) + "\n")
         with self._free:
             self._sheet.add(line)
@@ -309,9 +338,8 @@ class RunDirectory:
     def history(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """The metrics of all rounds, or of those up to `up_to`, in which case later lines are taken off the file:
         they belong to rounds that will be run again."""
-        path = self.path / "metrics.jsonl"
         lines = []
-        for text in path.read_text().splitlines() if path.exists() else []:
+        for text in self._metrics.read_text().splitlines() if self._metrics.exists() else []:
             try:
                 lines.append(json.loads(text))
             except ValueError:  # a line cut short by a kill
@@ -320,5 +348,5 @@ class RunDirectory:
             return lines
         kept = [line for line in lines if line["round"] <= up_to]
         self._sheet = Sheet(kept)
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+        write_atomically(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
         return kept

@@ -19,7 +19,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from consilience.errors import ConfigError, ConsilienceError, nearest
+from consilience.errors import CheckpointError, ConfigError, ConsilienceError, nearest
 
 if TYPE_CHECKING:
     from consilience.engines import Distributed, Simulator
@@ -98,7 +98,7 @@ def run(
     cohort = 10               # clients a round; all when left out
     seed = 0
     out = "runs/mnist"
-    # holdout = 0.2           # test on a share of every client's own data instead of the test set
+    # holdout = 0.2           # test on a share of every client's own data instead of the test set or test/ folder
     # outside = "fashion-mnist"  # examples of another kind: does uncertainty tell them apart?
     [engine]                  # all optional: device, chunk, workers, compile, precision
     # name = "Distributed"    # under torchrun: many processes, each with a GPU of its own
@@ -111,7 +111,7 @@ def run(
 
     from consilience.config import read_config
     from consilience.experiment import fit
-    from consilience.files import write_atomically
+    from consilience.files import explained, write_atomically
     from consilience.runs import Callback
     from consilience.tracking import TensorBoard
 
@@ -120,10 +120,13 @@ def run(
     engine, setting = loaded.engine(), loaded.setting()
     again = [*_launcher(engine), "consilience", "run", str(config), *_given(set_), "--out", str(directory), "--resume"]
     again += ["--tensorboard", str(tensorboard)] if tensorboard else []
-    resolved = tomli_w.dumps(loaded.as_table())
+    table = loaded.as_table()
+    table["run"]["out"] = str(directory)  # with which this very run can be resumed
+    resolved = tomli_w.dumps(table)
 
     def keep_config() -> None:
-        write_atomically(directory / "config.toml", resolved)
+        with explained(directory):
+            write_atomically(directory / "config.toml", resolved)
 
     callbacks: list[Callback] = [lambda *_: None if (directory / "config.toml").exists() else keep_config()]
     if tensorboard is not None:
@@ -176,8 +179,8 @@ def compare(
 
     The methods are `compare.algorithms`, names or tables: `algorithms = ["FedAvg", {name = "FedProx", mu = 1.0},
     {name = "Switch", at = 50, then = "FedEP"}]`. A method takes the local optimiser's settings of `[algorithm]` unless
-    its table says otherwise. Every seed has its own partition and initial weights, the same for all methods, so the
-    report can say how sure the differences to the first method are.
+    its table says otherwise. Every seed, from `run.seed` on, has its own partition and initial weights, the same for
+    all methods, so the report can say how sure the differences to the first method are.
 
     With `--tune 8` every method has eight trials, as configured and with seven random settings where its parts declare
     ranges, on a fifth of the first seed's training data that the trials do not learn from; then all seeds are run with
@@ -190,7 +193,7 @@ def compare(
     loaded = read_config(config, [*(set_ or []), *listed])
     section = loaded.config.run
     directory = out or Path(f"{section.out or f'runs/{config.stem}'}-compare")  # a run may lie at run.out itself
-    methods = loaded.methods()
+    methods, count = loaded.methods(), seeds or loaded.config.compare.seeds
     command = ["consilience", "compare", str(config), *_given(set_)]
     for option, value in (("algorithms", algorithms), ("seeds", seeds), ("tune", tune), ("target", target)):
         command += [f"--{option}", str(value)] if value is not None else []
@@ -198,7 +201,7 @@ def compare(
         result = compare_methods(
             methods,
             loaded.setting,
-            seeds=seeds or loaded.config.compare.seeds,
+            seeds=range(section.seed, section.seed + count),
             tune=tune or loaded.config.compare.tune,
             target=loaded.config.compare.target if target is None else target,
             out=directory,
@@ -342,9 +345,13 @@ def _unused(out: Path) -> Path:
 def _report(directory: Path, runs: list[str] | None = None) -> None:
     from consilience.report import write_report
 
-    for one in runs or []:
-        write_report(directory / one)
-    messages.print(f"report: {write_report(directory)}", soft_wrap=True)
+    try:
+        for one in runs or []:
+            write_report(directory / one)
+        messages.print(f"report: {write_report(directory)}", soft_wrap=True)
+    except OSError as error:
+        again = shlex.join(["consilience", "report", str(directory)])
+        raise CheckpointError(f"the report cannot be written ({error.strerror}): mend that and call {again}") from error
 
 
 def _launcher(engine: Simulator | Distributed) -> list[str]:

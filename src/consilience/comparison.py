@@ -26,7 +26,7 @@ from consilience.data.federation import Federation
 from consilience.display import clip
 from consilience.errors import CheckpointError, ConfigError
 from consilience.experiment import fit
-from consilience.files import write_atomically
+from consilience.files import explained, write_atomically
 from consilience.metrics import MARGINAL, direction, rounds_to, spread
 from consilience.progress import Runs
 from consilience.report.panels import Panels
@@ -53,6 +53,10 @@ class Setting:
     task: Task
     federation: Federation
     test: Dataset | Federation
+
+    def __post_init__(self) -> None:
+        if self.test is None:
+            raise ConfigError("methods are compared by their scores on test data: give the setting some as test=")
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,9 @@ class Comparison:
         """comparison.json, which the report reads."""
         self.out = out
         content = {key: value for key, value in asdict(self).items() if key != "out"}
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "comparison.json", json.dumps(content, indent=1, ensure_ascii=False))
+        with explained(out):
+            out.mkdir(parents=True, exist_ok=True)
+            write_atomically(out / "comparison.json", json.dumps(content, indent=1, ensure_ascii=False))
 
     def tables(self, width: int = 10_000) -> list[Table]:
         """Methods × metrics for the terminal, with the papers' figures where there are any. What a method predicts by
@@ -191,7 +196,7 @@ def compare(
     algorithms: Mapping[str, Method] | Iterable[Method],
     setting: Setting | Callable[[int], Setting],
     *,
-    seeds: int = 3,
+    seeds: int | Sequence[int] = 3,
     tune: int | None = None,
     select: str | None = None,
     target: float | None = None,
@@ -206,32 +211,36 @@ def compare(
     **options: Any,
 ) -> Comparison:
     """Run every method for every seed with the same `options` of `fit`. A `setting` that is a function of the seed
-    gives each seed its own split or initial weights; the same for all methods, so their scores are paired. `measure`
-    adds scores of its own to each run's; `paper` holds published figures by (method, metric). Methods that switch from
-    the same first method at the same round share that warm start: with `out` it is run once a seed.
+    gives each seed its own split or initial weights; the same for all methods, so their scores are paired. `seeds` is
+    how many there are, from 0, or which: `range(7, 10)`. `measure` adds scores of its own to each run's; `paper` holds
+    published figures by (method, metric). Methods that switch from the same first method at the same round share that
+    warm start: with `out` it is run once a seed.
 
     With `tune`, every method first has as many trials with other settings, on the first seed's training data (see
     `tuning.tune`, also for `select`), and its best settings are used for all seeds. With `target`, the table has the
     first round whose accuracy is at least that; a run that never got there has none.
     """
-    methods = _labelled(algorithms)
+    methods, numbers = _labelled(algorithms), _numbers(seeds)
     tuning.must_simulate(options)
-    if out is not None and not resume and (Path(out) / "comparison.json").exists():
-        raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
+    if select is not None and tune is None:
+        raise ConfigError("select is the score to tune by: pass tune= as well, or leave it out")
+    if out is not None:
+        _must_be_free(Path(out), resume)
     at = lru_cache(maxsize=1)(setting if callable(setting) else lambda _: setting)  # tuning's is the first seed's
     result, found = Comparison(title, text, command), _Scores(paper)
     start = time.perf_counter()
     trials = {} if tune is None else {label: len(tuning.candidates(label, m, tune)) for label, m in methods.items()}
-    with Runs(sum(trials.values()) + len(methods) * seeds, bool(options.get("progress", True))) as runs:
+    with Runs(sum(trials.values()) + len(methods) * len(numbers), bool(options.get("progress", True))) as runs:
         if tune is not None:
 
             def on_trial(label: str, trial: int) -> None:
                 runs.begin(f"tuning {label}, trial {trial + 1} of {trials[label]}")
 
-            same: dict[str, Any] = {"out": out, "resume": resume, "select": select, "on_trial": on_trial, **options}
-            tuned = tuning.tune(methods, at(0), trials=tune, **same)
+            same: dict[str, Any] = {"out": out, "resume": resume, "select": select, "on_trial": on_trial}
+            same |= {"seed": numbers[0], **options}
+            tuned = tuning.tune(methods, at(numbers[0]), trials=tune, **same)
             methods, result.tuning = tuned.methods, tuned.tuning
-        for seed, (method, algorithm) in itertools.product(range(seeds), methods.items()):
+        for seed, (method, algorithm) in itertools.product(numbers, methods.items()):
             runs.begin(f"{method}, seed {seed}")
             if on_run is not None:
                 on_run(method, seed)
@@ -240,7 +249,7 @@ def compare(
             if where is not None:
                 result.runs.append({"method": method, "seed": seed, "directory": str(where)})
     result.rows, result.per_client = found.rows(), found.per_client()
-    result.scores, result.paired = found.listed(seeds), found.paired(list(methods))
+    result.scores, result.paired = found.listed(numbers), found.paired(list(methods))
     result.seconds = time.perf_counter() - start
     if out is not None:
         result.save(Path(out))
@@ -269,6 +278,21 @@ def _warm_start(method: Method, at: Setting, out: Path, *, rounds: int, seed: in
     return where
 
 
+def _must_be_free(out: Path, resume: bool) -> None:
+    """Refuse a directory with something else in it."""
+    if (out / "run.json").exists():
+        raise CheckpointError(f"{out} holds a run: choose another directory for the comparison")
+    if not resume and (out / "comparison.json").exists():
+        raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
+
+
+def _numbers(seeds: int | Sequence[int]) -> list[int]:
+    found = list(range(seeds) if isinstance(seeds, int) else seeds)
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"seeds must be a number of at least 1, or a list of different seeds, got {seeds!r}")
+    return found
+
+
 def _labelled(algorithms: Mapping[str, Method] | Iterable[Method]) -> dict[str, Method]:
     """Methods by label; a label is the name of a folder too."""
     if isinstance(algorithms, Mapping):
@@ -282,6 +306,8 @@ def _labelled(algorithms: Mapping[str, Method] | Iterable[Method]) -> dict[str, 
         if label in ("", ".", "..") or "/" in label or "\0" in label:
             raise ConfigError(f"{label!r} cannot be a method's label: it names a folder, so it must have no '/'")
         methods[label] = algorithm
+    if not methods:
+        raise ConfigError("there is nothing to compare: pass at least one method")
     return methods
 
 
@@ -327,10 +353,10 @@ class _Scores:
             entries.append({"method": method, "client": client, "metric": metric, "mean": mean, "std": std})
         return entries
 
-    def listed(self, seeds: int) -> list[dict[str, Any]]:
+    def listed(self, seeds: Sequence[int]) -> list[dict[str, Any]]:
         """All scores in the order of seeds, None where a run has none."""
         return [
-            {"method": method, "metric": metric, "values": [values.get(seed) for seed in range(seeds)]}
+            {"method": method, "metric": metric, "values": [values.get(seed) for seed in seeds]}
             for (method, metric), values in self.by_metric.items()
         ]
 

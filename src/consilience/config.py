@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ AUGMENTATIONS = {"Crop": Crop, "Flip": Flip}
 RUN_CONFIG = ("rounds", "seed", "out")  # of a real federation: what Flower's run config says
 ENGINES: dict[str, type[Simulator] | type[Distributed]] = {"Simulator": Simulator, "Distributed": Distributed}
 T = TypeVar("T", bound="_Learning")
+log = logging.getLogger("consilience")
 
 
 class _Section(BaseModel):
@@ -298,7 +300,8 @@ class Loaded(_Loaded):
         return engine
 
     def setting(self, seed: int | None = None) -> Setting:
-        """Data, partition and model for a seed: of the partition, the split and the initial weights."""
+        """Data, partition and model for a seed: of the partition, the split and the initial weights. What `run.holdout`
+        holds out is tested on in place of the data's own test set."""
         c = self.config
         seed = c.run.seed if seed is None else seed
         data = self._data()
@@ -306,6 +309,12 @@ class Loaded(_Loaded):
         test: Dataset | Federation = data.test
         if c.run.holdout is not None:
             federation, test = federation.split(c.run.holdout, seed)
+            if len(data.test) and seed == c.run.seed:  # once in a comparison
+                log.warning(
+                    "run.holdout is set, so the %d test examples of %s are not used: leave it out to test on them",
+                    len(data.test),
+                    data.test.name,
+                )
         if c.partition.steps > 1:
             federation = federation.stream(c.partition.steps, seed)
         return Setting(self.task(*shape_of(data.train), seed), federation, test)

@@ -196,6 +196,10 @@ class Task(ABC):
         ]
         return torch.cat(values).to(self.device, self.dtype)
 
+    def fixed(self) -> list[Tensor]:
+        """What of the modules is not learned: frozen parameters and buffers."""
+        return [t for part in self._parts.values() for t in (*part.frozen.values(), *part.module.buffers())]
+
     def slice(self, module: str = MAIN, parameter: str | None = None) -> slice:
         """Where a part, or one of its parameters, lies in the flat vector."""
         part = self._parts[module]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,17 @@ def _csv(cells: Sequence[Any]) -> str:
     return out.getvalue()
 
 
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Make a sentence of what the system says about writing to `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): choose another place, or free some space there"
+        ) from error
+
+
 class _Follower:
     """A callback for one run, whose stages share a history."""
 
@@ -110,12 +122,13 @@ class CSV(_Follower):
         text = None
         for missing in run.history if new else [line]:  # of a resumed run, all that went before
             text = self._sheet.add(missing)
-        if new or text is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, self._sheet.text())
-        else:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(text)
+        with _refused(self.path):
+            if new or text is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.path, self._sheet.text())
+            else:
+                with open(self.path, "a", encoding="utf-8") as file:
+                    file.write(text)
 
 
 class TensorBoard(_Follower):
@@ -130,15 +143,19 @@ class TensorBoard(_Follower):
         except ImportError as error:
             raise ConfigError("TensorBoard is not installed: pip install 'consilience[track]'") from error
         self.directory, self._open = Path(directory), SummaryWriter
+        with _refused(self.directory):  # before any round is run
+            self.directory.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, run: Run, line: dict[str, Any]) -> None:
         """Write a round's numbers."""
-        if self._is_new(run):
-            self._writer = self._open(str(self.directory), purge_step=line["round"])
-            weakref.finalize(self, self._writer.close)
-        for name, value in _scalars(line).items():
-            self._writer.add_scalar(name, value, line["round"])
-        self._writer.flush()
+        new = self._is_new(run)
+        with _refused(self.directory):
+            if new:
+                self._writer = self._open(str(self.directory), purge_step=line["round"])
+                weakref.finalize(self, self._writer.close)
+            for name, value in _scalars(line).items():
+                self._writer.add_scalar(name, value, line["round"])
+            self._writer.flush()
 
 
 def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
