@@ -10,6 +10,7 @@ import torch
 import consilience as cs
 from consilience.config import read_config
 from consilience.data.loaders import csv_silos
+from consilience.data.loaders.silos import features_of
 from consilience.errors import ConfigError, DataError
 
 NORTH = "age,dose,target\n40,1,0\n60,3,1\n50,2,1\n"
@@ -86,6 +87,49 @@ def test_targets_are_classes_unless_one_has_a_decimal_point(tmp_path: Path, targ
     data = csv_silos(write(tmp_path, a="x,target\n" + "".join(f"{i},{t}\n" for i, t in enumerate(targets)))).train
     assert data.classes == classes
     assert data.y.tolist() == y
+
+
+def test_the_ending_of_a_file_may_be_in_capitals(folder: Path) -> None:
+    (folder / "West.CSV").write_text(SOUTH)
+    write(folder / "test", north=NORTH)
+    (folder / "test" / "West.CSV").write_text(NORTH)
+    data = csv_silos(folder)
+    assert data.train.group_names["silo"] == ("West", "north", "south")
+    assert cs.partition.by_group(data.test, "silo").sizes.tolist() == [3, 3, 0]
+    assert features_of(folder)[0] == ("dose", "age")
+
+
+def test_a_silo_has_one_file(folder: Path) -> None:
+    (folder / "north.CSV").write_text(NORTH)
+    if len(list(folder.iterdir())) < 3:
+        pytest.skip("names here do not mind capitals")
+    assert "north.csv are two files of the silo 'north': keep one" in refused(folder)
+
+
+def test_numbers_in_one_file_and_names_in_another_are_refused(tmp_path: Path) -> None:
+    numbers, names = "x,target\n1,0\n2,1\n", "x,target\n1,well\n2,ill\n"
+    message = refused(tmp_path / "1", a=numbers, b=names)
+    assert "a.csv are numbers ('0', …) and those of" in message
+    assert "b.csv names ('well', …): write the same classes alike in all files" in message
+    folder = write(tmp_path / "2", a=numbers)
+    assert "write the same classes alike" in refused(write(folder / "test", a=names).parent)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "classes"),
+    [
+        ("0", "1", "1", ("0", "1")),
+        ("well", "ill", "ill", ("ill", "well")),
+        ("none", "1", "2\n1,none", ("1", "2", "none")),
+    ],
+)
+def test_a_silo_may_have_one_class_only(tmp_path: Path, a: str, b: str, c: str, classes: tuple[str, ...]) -> None:
+    files = {name: f"x,target\n1,{label}\n" for name, label in {"a": a, "b": b, "c": c}.items()}
+    assert csv_silos(write(tmp_path, **files)).train.classes == classes
+
+
+def test_real_targets_must_be_finite(tmp_path: Path) -> None:
+    assert "y holds values that are not finite" in refused(tmp_path, a="x,target\n1,0.5\n2,nan\n")
 
 
 def test_the_target_may_have_another_name(tmp_path: Path) -> None:

@@ -78,6 +78,15 @@ def test_files_of_a_folder_are_put_together_and_test_files_held_out(tmp_path: Pa
     assert (data.test.x.tolist(), data.test.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
 
 
+def test_the_endings_of_tables_may_be_in_capitals(tmp_path: Path) -> None:
+    write(tmp_path / "A.CSV", TABLE)
+    write(tmp_path / "b.csv", TABLE)
+    write(tmp_path / "TEST.CSV", TABLE)
+    write(tmp_path / "test" / "More.CSV", TABLE)
+    data = read_site(tmp_path, classes=CLASSES)
+    assert (len(data.train), len(data.test)) == (6, 6)
+
+
 @pytest.mark.parametrize(
     ("labels", "classes", "y"),
     [

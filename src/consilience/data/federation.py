@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from consilience import keys
-from consilience.data.dataset import Dataset
+from consilience.data.dataset import Dataset, form, whole
 from consilience.display import clip, facts, table
 from consilience.errors import DataError
 from consilience.report.text import plural
@@ -33,9 +34,15 @@ class Federation:
 
     @classmethod
     def from_owner(
-        cls, data: Dataset, owner: Tensor, names: Sequence[str] | None = None, clients: int | None = None, how: str = ""
+        cls,
+        data: Dataset,
+        owner: Tensor | npt.ArrayLike,
+        names: Sequence[str] | None = None,
+        clients: int | None = None,
+        how: str = "",
     ) -> Federation:
-        """From the client id of every example: an exact partition by construction."""
+        """From the client id of every example, 0, 1, …: an exact partition by construction."""
+        owner, names = whole(owner, f"{data.name}: owners"), None if names is None else tuple(map(str, names))
         if len(owner) != len(data):
             raise DataError(f"{len(owner)} owners for the {len(data)} examples of {data.name}")
         count = clients or len(names or ()) or int(owner.max()) + 1
@@ -43,11 +50,12 @@ class Federation:
             raise DataError(f"owners must lie in 0..{count - 1}, found {int(owner.min())}..{int(owner.max())}")
         sizes = torch.bincount(owner, minlength=count)
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        return cls(data, owner.argsort(stable=True), offsets, None if names is None else tuple(names), how)
+        return cls(data, owner.argsort(stable=True), offsets, names, how)
 
     @classmethod
     def from_silos(cls, silos: dict[str, Dataset], how: str = "silos") -> Federation:
-        """From one data set a client, by name."""
+        """From one data set a client, by name; all must have the same classes, scales and form of an example."""
+        _check_alike(silos)
         first = next(iter(silos.values()))
         data = replace(
             first,
@@ -190,3 +198,30 @@ class Federation:
                 f"but {len(short)} of {len(self)} have fewer, among them {who!r} with {n}"
             )
         return self
+
+
+def _check_alike(silos: Mapping[str, Dataset]) -> None:
+    if not silos:
+        raise DataError("from_silos needs a Dataset for each silo, got none")
+    for name, silo in silos.items():
+        if not isinstance(silo, Dataset):
+            raise DataError(f"silo {name!r} must be a Dataset, not a {type(silo).__name__}")
+    (first, one), *others = ((name, _looks(silo)) for name, silo in silos.items())
+    for name, other in others:
+        for what in one:
+            if one[what] != other[what]:
+                this, that = clip(one[what]), clip(other[what])
+                raise DataError(
+                    f"silos {first!r} and {name!r} differ in {what}, {this} and {that}: "
+                    "bring all silos to the same before joining them"
+                )
+
+
+def _looks(silo: Dataset) -> dict[str, object]:
+    scales = {"scale": silo.scale, "shift": silo.shift}
+    return {
+        "x": form(silo.x),
+        "y": form(silo.y),
+        "classes": silo.classes,
+        **{what: None if value is None else value.tolist() for what, value in scales.items()},
+    }

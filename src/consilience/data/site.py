@@ -17,7 +17,7 @@ from torch import Tensor
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
 from consilience.data.loaders.files import normalisation
-from consilience.data.loaders.silos import Table, agreed_scale, in_order, own_scale, read_table
+from consilience.data.loaders.silos import CSV, Table, agreed_scale, in_order, own_scale, read_table
 from consilience.errors import DataError, nearest
 
 _TEST = "test"
@@ -101,7 +101,7 @@ def _reader(path: Path) -> Callable[[Path, _Meaning], tuple[Part, Part | None]]:
     if not path.is_dir():
         what = "is none of these" if path.exists() else "is not there"
         raise DataError(f"a CSV file, a folder, a .npz or a .safetensors file is expected, and {path} {what}")
-    return _tables if any(path.glob("*.csv")) else _pictures
+    return _tables if any(path.glob(CSV)) else _pictures
 
 
 # Tables
@@ -111,8 +111,9 @@ def _tables(path: Path, meaning: _Meaning) -> tuple[Part, Part | None]:
     held_out: list[Path] = []
     files = [path]
     if path.is_dir():
-        held_out = [*path.glob(f"{_TEST}.csv"), *sorted((path / _TEST).glob("*.csv"))]
-        files = sorted(set(path.glob("*.csv")) - set(held_out))
+        tables = sorted(path.glob(CSV))
+        files = [file for file in tables if file.stem.lower() != _TEST]
+        held_out = [file for file in tables if file not in files] + sorted((path / _TEST).glob(CSV))
         if not files:
             raise DataError(f"{path} has test rows, but no CSV file to learn from")
     train, test = ([read_table(file, meaning.target) for file in part] for part in (files, held_out))

@@ -16,6 +16,7 @@ from torch import Tensor
 from consilience.data.dataset import Data, Dataset
 from consilience.errors import DataError, nearest
 
+CSV = "*.[cC][sS][vV]"  # Path.glob minds capitals, and programs write .CSV too
 _SCALING = "scaling.toml"
 _GROUP = "silo"
 _MISSING = ("", "?", "-", "na", "n/a", "null", "none")
@@ -36,7 +37,8 @@ def csv_silos(folder: Path, target: str = "target") -> Data:
 
     Every column but `target` is a feature and must be numeric, with no empty cells: codes and gaps are the owner's to
     resolve, and are refused. Targets are class names, unless all are numbers and one has a decimal point; then they are
-    real. `<folder>/test/` may hold test rows, in files of the same names; without it the test set is empty, and
+    real. Numbers in some files and names in all others are refused, for they would hardly be different classes.
+    `<folder>/test/` may hold test rows, in files of the same names; without it the test set is empty, and
     `run.holdout` or `Federation.split` holds out a share of every silo.
 
     Features are standardised by the constants of `<folder>/scaling.toml`, if there is one, a line a feature:
@@ -46,17 +48,17 @@ def csv_silos(folder: Path, target: str = "target") -> Data:
     by figures of that place.
     """
     folder = Path(folder).expanduser().resolve()
-    silos = {path.stem: read_table(path, target) for path in sorted(folder.glob("*.csv"))}
+    silos, tests = _tables(folder, target), _tables(folder / "test", target)
     if not silos:
         raise DataError(
             f"there is no CSV file in {folder}: csv-silos reads one file a silo from the folder that data.root names"
         )
     features = next(iter(silos.values())).features
-    tests = {path.stem: read_table(path, target) for path in sorted((folder / "test").glob("*.csv"))}
     for name, table in tests.items():
         if name not in silos:
             raise DataError(f"{table.path} is the test file of no silo; {nearest(name, silos)}")
     silos, tests = ({name: in_order(table, features) for name, table in part.items()} for part in (silos, tests))
+    _check_spelling([*silos.values(), *tests.values()])
     agreed = _agreed(folder / _SCALING, features)
     scales = {name: agreed or own_scale(table.x) for name, table in silos.items()}
     kind = _Targets.of([text for part in (silos, tests) for table in part.values() for text in table.targets])
@@ -73,9 +75,19 @@ def features_of(folder: Path, target: str = "target") -> tuple[tuple[str, ...], 
     """(the feature columns of a folder of silos in their order, what its silos agreed on for scaling them, if they
     did)."""
     folder = Path(folder).expanduser().resolve()
-    first = read_table(sorted(folder.glob("*.csv"))[0], target)
+    first = read_table(sorted(folder.glob(CSV))[0], target)
     scaling = folder / _SCALING
     return first.features, tomllib.loads(scaling.read_text(encoding="utf-8")) if scaling.exists() else {}
+
+
+def _tables(folder: Path, target: str) -> dict[str, Table]:
+    """The tables of a folder by the names of their files."""
+    found: dict[str, Table] = {}
+    for path in sorted(folder.glob(CSV)):
+        if path.stem in found:
+            raise DataError(f"{found[path.stem].path} and {path} are two files of the silo {path.stem!r}: keep one")
+        found[path.stem] = read_table(path, target)
+    return found
 
 
 def read_table(path: Path, target: str) -> Table:
@@ -170,6 +182,25 @@ def own_scale(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.mean(0), torch.where(spread > 0, spread, 1)
 
 
+def _check_spelling(tables: Sequence[Table]) -> None:
+    """Refuse 0 and 1 in one file where another has well and ill; a file that has both kinds says it is meant so."""
+    kinds = [{_numeric(text) for text in table.targets} for table in tables]
+    if all(len(kind) == 1 for kind in kinds) and {True} in kinds and {False} in kinds:
+        numbers, names = (tables[kinds.index({kind})] for kind in (True, False))
+        raise DataError(
+            f"the targets of {numbers.path} are numbers ({numbers.targets[0]!r}, …) and those of {names.path} names "
+            f"({names.targets[0]!r}, …): write the same classes alike in all files"
+        )
+
+
+def _numeric(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class _Targets:
     """How targets are to be read: as classes, or as real numbers if there are none."""
@@ -182,11 +213,7 @@ class _Targets:
         """Real if all are numbers and one has a decimal point; whole numbers are classes, in their order."""
         if all(text.lstrip("+-").isdecimal() for text in texts):
             return cls(tuple(str(number) for number in sorted({int(text) for text in texts})), whole=True)
-        try:
-            _ = [float(text) for text in texts]
-        except ValueError:
-            return cls(tuple(sorted(set(texts))), whole=False)
-        return cls((), whole=False)
+        return cls(() if all(map(_numeric, texts)) else tuple(sorted(set(texts))), whole=False)
 
     def read(self, texts: Sequence[str]) -> Tensor:
         """[N] numbers of classes, or [N, 1] real."""
