@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from consilience.adversarial import Adversarial
 from consilience.algorithms.base import Algorithm
 from consilience.beliefs import Belief, draws
 from consilience.checkpoint import RunDirectory, describe
-from consilience.data.dataset import Dataset
+from consilience.data.dataset import Dataset, real
 from consilience.data.federation import Federation
 from consilience.display import summary, summary_table
 from consilience.engines.plan import Plan
@@ -107,10 +108,10 @@ class Run:
         state = self.states.gather(torch.tensor([client]))
         return self.algorithm.personal(self.server, to(rows(state, 0), self.task.device))
 
-    def predict(self, x: Tensor, samples: int = 0) -> Tensor:
+    def predict(self, x: Tensor | npt.ArrayLike, samples: int = 0) -> Tensor:
         """Predictions for model inputs x [N, ...]; averaged over `samples` draws of the posterior, if it has one."""
         networks = draws(self.posterior, samples)
-        return networks.combine(each(self.network, networks, x))
+        return networks.combine(each(self.network, networks, real(x, "x")))
 
     def sample(self, count: int, seed: int = 0, samples: int = 0) -> Tensor:
         """`count` examples of an `Adversarial` run's generators, in model units; of `samples` draws of the posterior in

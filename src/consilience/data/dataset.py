@@ -46,7 +46,7 @@ def whole(value: Any, what: str) -> Tensor:
     return ids.long()
 
 
-def _real(value: Any, what: str) -> Tensor:
+def real(value: Any, what: str) -> Tensor:
     """The same as `tensor`, but float64 that was no tensor gets torch's default type."""
     found = tensor(value, what)
     if found is value or found.dtype != torch.float64:
@@ -80,7 +80,7 @@ class Dataset:
     def __post_init__(self) -> None:
         scales = {what: value for what, value in (("scale", self.scale), ("shift", self.shift)) if value is not None}
         given = {"x": self.x, "y": self.y, **scales}
-        found = {what: _real(value, f"{self.name}: {what}") for what, value in given.items()}
+        found = {what: real(value, f"{self.name}: {what}") for what, value in given.items()}
         if found["y"].dim() == 1 and not found["y"].is_floating_point():
             found["y"] = found["y"].long()
         groups = {name: whole(column, f"{self.name}: group {name!r}") for name, column in self.groups.items()}
