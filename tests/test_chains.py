@@ -357,6 +357,9 @@ def test_averaging_does_not_change_where_the_chain_goes():
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
         ({"lr": float("nan")}, "lr must be at least 0, got nan"),
+        ({"lr": float("inf")}, "lr must be finite, got inf"),
+        ({"batch": None}, "batch must be a whole number, got None"),
+        ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
     ],
 )
 def test_settings_that_make_no_sense_for_any_chain_are_refused(kind, settings, message):

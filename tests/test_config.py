@@ -26,6 +26,8 @@ BASE: dict[str, Any] = {
 }
 
 OWN = '''
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -65,6 +67,28 @@ class FedAvg(cs.FedAvg):
     """The user's own of the same name."""
 
 
+class Bare(cs.FedAvg):
+    """Without the decorator."""
+
+    mu: float = 0.1
+
+
+class Endless(cs.Algorithm):
+    """Without a start."""
+
+    ranges: ClassVar = {}
+    mu: float = 0.1
+
+    def local(self, task, message, state, cohort):
+        return message, None
+
+    def fuse(self, server, update):
+        return server
+
+    def posterior(self, server):
+        return cs.Point(server)
+
+
 class Net(nn.Module):
     def __init__(self, inputs, outputs, width: int = 4):
         super().__init__()
@@ -76,6 +100,10 @@ class Net(nn.Module):
 
 def fixed():
     return nn.Linear(2, 2)
+
+
+def failing(inputs, outputs):
+    return {}["layers"]
 
 
 def points(count: int = 30, top: int = 1, root: str = ""):
@@ -132,6 +160,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("configs")
     (folder / "own.py").write_text(OWN)
     (folder / "broken.py").write_text("def :")
+    (folder / "raising.py").write_text("\nnowhere\n")
     (folder / "random.py").write_text("from torch import nn\ndef net(): return nn.Linear(29, 2)\n")
     return folder
 
@@ -310,6 +339,26 @@ def test_a_holdout_tests_every_client_on_its_own_data(config: Any) -> None:
     assert isinstance(setting.test, cs.Federation)
     assert setting.test.names == setting.federation.names
     assert not set(setting.test.order.tolist()) & set(setting.federation.order.tolist())
+
+
+def test_test_rows_that_a_holdout_goes_before_are_said_not_to_be_used(
+    config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "age,target\n" + "".join(f"{age},{age % 2}\n" for age in range(8))
+    for place in (tmp_path, tmp_path / "test"):
+        place.mkdir(exist_ok=True)
+        (place / "basel.csv").write_text(rows)
+    silos = {"name": "csv-silos", "root": str(tmp_path)}
+    sections = {"data": silos, "partition": {"name": "by_group", "group": "silo"}}
+    assert len(config(**sections).setting().test) == 8
+    assert not caplog.records
+    loaded = config(**sections, run={"rounds": 1, "holdout": 0.25})
+    assert [loaded.setting(seed).test.examples for seed in range(3)] == [2, 2, 2]
+    (said,) = caplog.messages
+    assert "run.holdout is set, so the 8 test examples of" in said
+    (tmp_path / "test" / "basel.csv").unlink()
+    loaded.setting()
+    assert len(caplog.messages) == 1
 
 
 def test_a_seed_decides_partition_and_weights_and_no_global_generator_is_touched(config: Any) -> None:
@@ -678,6 +727,27 @@ OWN_MISTAKES = {
         "model.widht: unknown key; did you mean 'w",
     ),
     "wrong argument": ({"model": {"name": "own.py:Net", "width": "x"}}, "model.width: input should be a valid integer"),
+    "no file": ({"model": {"name": ":Net"}}, "model.name: ':Net' names no file: write file.py:Name"),
+    "a file that raises": (
+        {"model": {"name": "raising.py:Net"}},
+        "'raising.py:Net' cannot be imported: NameError: name 'nowhere' is not defined (raising.py, line 2)",
+    ),
+    "a function that raises": (
+        {"model": {"name": "own.py:failing"}},
+        "model: failing failed with KeyError: 'layers' (own.py, line ",
+    ),
+    "a method without a start": (
+        {"algorithm": {"name": "own.py:Endless"}},
+        "algorithm: Endless failed with TypeError: Can't instantiate abstract class Endless with abstract method",
+    ),
+    "no decorator": (
+        {"algorithm": {"name": "own.py:Bare", "mu": 1.0}},
+        "algorithm.mu: unknown key; Bare has no argument mu yet: put @consilience.algorithm above the class",
+    ),
+    "no decorator, and another key": (
+        {"algorithm": {"name": "own.py:Endless", "nu": 1.0}},
+        "algorithm.nu: unknown key; Endless has no argument mu yet: put @consilience.algorithm above the class",
+    ),
 }
 
 
@@ -689,10 +759,9 @@ def test_mistakes_in_the_users_own_files_are_named(config: Any, mistake: str) ->
         assert part in sentence
 
 
-def test_labels_outside_the_models_classes_are_refused_before_the_first_round(config: Any) -> None:
-    setting = config(data={"name": "own.py:points", "top": 7}, partition={"name": "own.py:halves"}).setting()
-    with pytest.raises(DataError, match=r"points: labels lie in 0\.\.7, but the module has 2 outputs"):
-        fit(cs.FedAvg(), setting.task, setting.federation, rounds=1)
+def test_labels_outside_the_classes_are_refused_before_there_is_a_model(config: Any) -> None:
+    with pytest.raises(DataError, match=r"points: labels lie in 0\.\.7, but classes has 2 names"):
+        config(data={"name": "own.py:points", "top": 7}, partition={"name": "own.py:halves"}).setting()
 
 
 def test_batchnorm_is_refused_with_two_ways_out(config: Any) -> None:
@@ -733,7 +802,8 @@ UNKNOWN = {
     "partition.name=dirichle": ["partition.name: unknown name 'dirichle'", "did you mean 'dirichlet'?"],
     "partition.grp=x": ["partition.grp: unknown key", "did you mean 'group'?"],
     "model.name=mpl": ["model.name: unknown name 'mpl'", "did you mean 'mlp'?"],
-    "model.hidden=[3]": ["model.hidden: unknown key"],
+    "model.hidden=[3]": ["model.hidden: unknown key; logistic has no settings"],
+    'partition={name="iid", clients=2, alpha=1}': ["partition.alpha: unknown key", "allowed: clients, seed"],
     "task.kind=regresion": ["task.kind: unknown kind 'regresion'", "did you mean 'regression'?"],
     "task.nois=1": ["task.nois: unknown key", "did you mean 'noise'?"],
     'task.augment=[{name="Flop"}]': ["task.augment.name: unknown name 'Flop'", "did you mean 'Flip'?"],
@@ -778,6 +848,8 @@ WRONG = {
     'algorithm={name="Switch", at=3, then={name="FedEP", lr=-1}}': "algorithm.then.infer.train: lr must be at least 0",
     'algorithm={name="Switch", at=3, then={name="FedEP", lr=1}, first={name="FedAvg", lr=2}, lr=3}':
         "algorithm.lr: it has no effect",
+    'model={name="mlp", hidden=[-1]}': "model: mlp failed with RuntimeError: Trying to create tensor with negative",
+    "algorithm.lr=inf": "algorithm.train: lr must be finite, got inf",
     "model.name=cnn": "model: cnn needs images [channels, height, width], got examples of shape (29,)",
     "engine.chunk=0": "engine: chunk must be at least 1, got 0",
     "engine.workers=many": "engine.workers: input should be a valid integer",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +24,7 @@ from consilience import checkpoint
 from consilience.checkpoint import RunDirectory
 from consilience.comparison import Setting, compare
 from consilience.config import read_config
+from consilience.engines.states import InMemory
 from consilience.errors import CheckpointError, ConfigError, DataError, RecordError
 from consilience.evaluation import evaluate
 from consilience.records import leaves, tree_map, unpack
@@ -29,6 +34,7 @@ HERE = cs.Simulator(device="cpu", chunk=4, workers=1)
 FORKED = cs.Simulator(device="cpu", chunk=4, workers=2)
 TRAIN = cs.SGD(lr=0.1, momentum=0.5, batch=4)
 PARAMETERS = 4  # of scenarios.linear
+COMPARED = {"rounds": 1, "engine": HERE, "progress": False}
 
 
 def fit(algorithm: cs.Algorithm, task: cs.Task, federation: cs.Federation, **options: Any) -> cs.Run:
@@ -211,6 +217,46 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
         fit(cs.FedAvg(TRAIN), *linear(), out=tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["posterior.safetensors", "round-0000003.safetensors", "2-3.safetensors", "metrics.csv", "evaluation.json"]
+)
+def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    task, federation = linear()
+    options = {"test": federation, "state_memory": 0, "out": tmp_path / "run"}
+    full, replace = threading.Event(), os.replace
+
+    def refuse(beside: Path, path: Path) -> None:
+        if full.is_set() and path.name == name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(beside), None, str(path))
+        replace(beside, path)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    filled = [lambda run, line: full.set() if line["round"] == 2 else None]
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be written \(No space left on device\): free some"):
+        fit(cs.LocalOnly(TRAIN), task, federation, callbacks=filled, **options)
+    assert not list(tmp_path.rglob("*.tmp"))
+    full.clear()
+    resumed = fit(cs.LocalOnly(TRAIN), task, federation, resume=True, **options)
+    assert_same_run(resumed, fit(cs.LocalOnly(TRAIN), task, federation, test=federation))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_a_line_of_metrics_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    def fill(run: cs.Run, line: dict[str, Any]) -> None:
+        (tmp_path / "metrics.jsonl").unlink()
+        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written \(No space left on device\)"):
+        fit(cs.FedAvg(TRAIN), *linear(), out=tmp_path, checkpoint_every=4, callbacks=[fill])
+
+
+def test_an_error_about_a_file_elsewhere_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        fit(cs.FedAvg(TRAIN), *linear(), out=tmp_path / "run", callbacks=[lambda *_: (tmp_path / "x").read_text()])
+
+
 def test_callbacks_are_called_with_the_run_and_the_line_after_each_round() -> None:
     task, federation = linear()
     seen: list[tuple[cs.Run, dict[str, Any], Tensor]] = []
@@ -244,6 +290,7 @@ def test_the_released_model_predicts_as_the_run_does() -> None:
     expected = run.model(x).softmax(-1)
     torch.testing.assert_close(run.predict(x), expected)
     torch.testing.assert_close(run.predict(x, samples=3), expected)  # a point has nothing to average over
+    torch.testing.assert_close(run.predict(x.double().numpy()), expected)
     assert isinstance(run.posterior, cs.Point)
     assert all(parameter.requires_grad for parameter in run.model.parameters())
 
@@ -436,6 +483,78 @@ def test_counts_below_one_are_refused_by_name(name: str, value: int) -> None:
         fit(cs.FedAvg(), task, federation, **{name: value})
 
 
+CHAIN = "must be of type Chain (such as SGD), got"
+WRONG_PARTS: dict[str, tuple[Any, str]] = {
+    "a number": (lambda: cs.FedProx(0.1), f"FedProx: train {CHAIN} 0.1"),
+    "a word": (lambda: cs.FedAvg("SGD"), f"FedAvg: train {CHAIN} 'SGD'"),
+    "a class": (lambda: cs.FedAvg(cs.SGD), f"FedAvg: train {CHAIN} the class SGD itself: write SGD(…)"),
+    "another part": (lambda: cs.FedEP(cs.SGD()), "FedEP: infer must be of type Tilted (such as Identity), got SGD(…)"),
+    "one that may be missing": (lambda: cs.FedEP(site=1), "(such as Momentum) or None, got 1"),
+    "a part's part": (lambda: cs.FedEP(cs.Identity(cs.SGLD())), "FedEP: infer.train must be of type SGD, got SGLD(…)"),
+    "no whole number": (lambda: cs.FedNP(hidden=1.5), "FedNP: hidden must be a whole number, got 1.5"),
+    "no number": (lambda: cs.FedProx(mu="0.1"), "FedProx: mu must be a number, got '0.1'"),
+    "a switch": (
+        lambda: cs.Robust(cs.Switch(cs.FedAvg(), cs.FedEP(), 1)),
+        "Robust: method must be of type Algorithm (such as FedAvg), got Switch(…)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_PARTS)
+def test_a_part_of_another_type_is_refused_when_a_method_is_made(what: str) -> None:
+    make, sentence = WRONG_PARTS[what]
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert sentence in str(caught.value)
+
+
+def test_a_method_without_settings_needs_no_decorator() -> None:
+    class Plain(cs.Algorithm):
+        def start(self, task: cs.Task, info: cs.Info) -> cs.Point:
+            return cs.Point(info.initial)
+
+        def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.Cohort) -> Any:
+            return cs.Weighted.of(cs.Point(TRAIN(task.gradient(), message.theta, cohort)), cohort.n), None
+
+        def fuse(self, server: Any, update: Any) -> Any:
+            return update.mean
+
+        def posterior(self, server: Any) -> Any:
+            return server
+
+    assert bool(fit(Plain(), *linear()).posterior.mean.any())
+
+
+def test_numbers_may_be_of_any_kind() -> None:
+    assert cs.FedProx(cs.SGD(lr=1, epochs=np.int64(2)), mu=np.float32(0.5)).mu == 0.5
+
+
+WRONG_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a class": (
+        {"algorithm": cs.FedAvg},
+        "algorithm must be of type Algorithm (such as FedAvg) or of type Switch",
+    ),
+    "a class in a switch": ({"algorithm": cs.Switch(cs.FedAvg, cs.FedEP(), 1)}, "Switch: first must be of type Algor"),
+    "a module": ({"task": nn.Linear(3, 1)}, "task must be of type Task, got Linear(…)"),
+    "a data set": ({"federation": linear()[1].data}, "federation must be of type Federation, got Dataset(…)"),
+    "a tensor": ({"test": torch.zeros(3)}, "test must be of type Dataset or of type Federation or None, got Tensor(…)"),
+    "half a round": ({"rounds": 1.5}, "rounds must be a whole number, got 1.5"),
+    "a device": ({"engine": "cuda"}, "engine must be an engine, such as Simulator(device='cuda'), got 'cuda'"),
+    "an engine's class": ({"engine": cs.Simulator}, "engine must be an engine"),
+    "a long seed": ({"seed": 2**63}, "seed must lie in -2**63 … 2**63 - 1, got 9223372036854775808"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_ARGUMENTS)
+def test_an_argument_of_another_type_is_refused(what: str) -> None:
+    wrong, sentence = WRONG_ARGUMENTS[what]
+    task, federation = linear()
+    given: dict[str, Any] = {"algorithm": cs.FedAvg(), "task": task, "federation": federation} | wrong
+    with pytest.raises(ConfigError) as caught:
+        fit(**given)
+    assert sentence in str(caught.value)
+
+
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     task, federation = linear()
     with pytest.raises(ConfigError, match="cohort is 6, but the federation has 5 clients"):
@@ -626,7 +745,22 @@ OTHERS: dict[str, tuple[str, Any]] = {
         r"task\.module is 'Linear\(.*\)' there and 'Sequential\(",
         lambda a, t, f: (a, cs.Regression(nn.Sequential(nn.Linear(3, 1))), f, {}),
     ),
-    "weights": (r"task\.weights is \d+ there and \d+ here", lambda a, t, f: (a, changed_weights(t), f, {})),
+    "weights": (
+        r"run whose module had other weights at first: call torch\.manual_seed\(…\) before you make the module",
+        lambda a, t, f: (a, changed_weights(t), f, {}),
+    ),
+    "weights and more": (
+        r"task\.weights is \d+ there and \d+ here; seed is 0 there",
+        lambda a, t, f: (a, changed_weights(t), f, {"seed": 1}),
+    ),
+    "scale": (
+        r"contents\.scale is None there and \d+ here",
+        lambda a, t, f: (a, t, replace(f, data=replace(f.data, scale=torch.tensor(2.0))), {}),
+    ),
+    "shift": (
+        r"contents\.shift is None there and \d+ here",
+        lambda a, t, f: (a, t, replace(f, data=replace(f.data, shift=torch.tensor(2.0))), {}),
+    ),
     "noise": (
         r"task\.noise is 1\.0 there and 0\.5 here",
         lambda a, t, f: (a, cs.Regression(t.module, noise=0.5), f, {}),
@@ -649,6 +783,55 @@ def test_another_run_is_not_resumed_and_the_difference_is_named(tmp_path: Path, 
     with pytest.raises(CheckpointError, match=sentence):
         fit(algorithm, task, federation, rounds=6, out=tmp_path / "run", resume=True, **options)
     assert files(tmp_path) == before
+
+
+class Fixed(nn.Module):
+    """A layer and a number that are not learned, in bfloat16, which NumPy does not have."""
+
+    def __init__(self, weight: float = 1.0, level: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3, bias=False), nn.Linear(3, 1)
+        for parameter, value in ((self.first.weight, weight), (self.last.weight, 0.0), (self.last.bias, 0.0)):
+            nn.init.constant_(parameter, value)
+        self.first.to(torch.bfloat16).requires_grad_(False)
+        self.register_buffer("level", torch.tensor(level))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) * self.level)
+
+
+@pytest.mark.parametrize("change", [{"weight": 2.0}, {"level": 2.0}], ids=["frozen weights", "buffers"])
+def test_what_of_the_module_is_not_learned_must_be_the_same(tmp_path: Path, change: dict[str, float]) -> None:
+    _, federation = linear()
+    fit(cs.FedAvg(TRAIN), cs.Regression(Fixed()), federation, out=tmp_path)
+    again = {"rounds": 6, "out": tmp_path, "resume": True}
+    with pytest.raises(CheckpointError, match=r"contents\.frozen is \d+ there and \d+ here"):
+        fit(cs.FedAvg(TRAIN), cs.Regression(Fixed(**change)), federation, **again)
+    fit(cs.FedAvg(TRAIN), cs.Regression(Fixed()), federation, **again)
+
+
+def test_every_example_must_be_the_same(tmp_path: Path) -> None:
+    task, federation = linear(sizes=(1500, 1500), names=None)
+    fit(cs.FedAvg(TRAIN), task, federation, rounds=1, out=tmp_path)
+    x = federation.data.x.clone()
+    x[1] += 1
+    other = replace(federation, data=replace(federation.data, x=x))
+    with pytest.raises(CheckpointError, match=r"another run: contents\.inputs is \d+ there and \d+ here\."):
+        fit(cs.FedAvg(TRAIN), task, other, rounds=2, out=tmp_path, resume=True)
+
+
+def test_a_run_from_before_all_contents_were_noted_goes_on_and_has_them_noted(tmp_path: Path) -> None:
+    _, federation = linear()
+    task = cs.Regression(Fixed())
+    whole = fit(cs.FedAvg(TRAIN), task, federation, rounds=6)
+    fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    noted = facts["identity"].pop("contents")
+    assert set(noted) == {"inputs", "frozen"}
+    assert facts["identity"]["federation"]["inputs"] == zlib.crc32(federation.data.x.numpy().tobytes())
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    assert_same_run(whole, fit(cs.FedAvg(TRAIN), task, federation, rounds=6, out=tmp_path, resume=True))
+    assert json.loads((tmp_path / "run.json").read_text())["identity"]["contents"] == noted
 
 
 def test_a_resumed_run_follows_the_plan_it_began_with(tmp_path: Path) -> None:
@@ -691,6 +874,30 @@ def test_with_all_checkpoints_damaged_a_run_is_not_silently_begun_again(tmp_path
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* can be read"):
             fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run", resume=True)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["the folder", "the files"])
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(tmp_path: Path, folder: bool) -> None:
+    task, federation = linear()
+    fit(cs.FedAvg(TRAIN), task, federation, test=federation, out=tmp_path / "run")
+    for path in checkpoints(tmp_path / "run"):
+        path.unlink()
+    if folder:
+        (tmp_path / "run" / "checkpoints").rmdir()
+    before = files(tmp_path)
+    with pytest.raises(CheckpointError, match=r"the checkpoints of .*run are gone: run it anew in another directory"):
+        fit(cs.FedAvg(TRAIN), task, federation, rounds=6, test=federation, out=tmp_path / "run", resume=True)
+    assert files(tmp_path) == before
+
+
+def test_a_run_does_not_go_into_a_comparisons_directory(tmp_path: Path) -> None:
+    task, federation = linear()
+    compare([cs.FedAvg(TRAIN)], Setting(task, federation, federation), seeds=1, out=tmp_path, **COMPARED)
+    before = files(tmp_path)
+    for resume in (False, True):
+        with pytest.raises(CheckpointError, match="holds a comparison: choose another directory"):
+            fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path, resume=resume)
     assert files(tmp_path) == before
 
 
@@ -793,22 +1000,78 @@ def test_a_client_whose_own_data_blow_up_is_left_out() -> None:
     assert not torch.equal(run.posterior.mean, torch.zeros(PARAMETERS))
 
 
+EVERYBODY = (0, 1, 2, 3, 4)
+
+
 @pytest.mark.parametrize("engine", [HERE, FORKED], ids=["here", "forked"])
-def test_a_round_that_rejects_everybody_keeps_the_model(tmp_path: Path, engine: cs.Simulator) -> None:
-    task, federation = linear(sizes=(8, 9, 7), names=None)
-    run = fit(
-        cs.FedAvg(cs.SGD(lr=1e30, batch=2)),
-        task,
-        federation,
-        rounds=2,
-        engine=engine,
-        out=tmp_path / "run",
-        test=federation,
-    )
-    assert torch.equal(run.posterior.mean, torch.zeros(PARAMETERS))
-    assert [line["clients"] for line in run.history] == [0, 0]
-    assert all({r["client"] for r in line["rejected"]} == {"0", "1", "2"} for line in run.history)
+def test_a_round_that_rejects_everybody_keeps_the_model_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: cs.Simulator
+) -> None:
+    task, federation = linear()
+    run = fit(Tampered(victims=EVERYBODY), task, federation, engine=engine, out=tmp_path / "run", test=federation)
+    once = fit(Tampered(), task, federation, rounds=1, engine=engine)
+    assert torch.equal(run.posterior.mean, once.posterior.mean)
+    assert [line["clients"] for line in run.history] == [5, 0, 0, 0]
+    assert all({r["client"] for r in line["rejected"]} == set(NAMES) for line in run.history[1:])
     assert read_lines(tmp_path / "run") == run.history
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
+        "round 2: the update of every client was left out, and nothing is learned: "
+        "its update's total.theta is not finite"
+    ]
+
+
+NOTHING_LEARNED = "no client's update was accepted in any of 2 rounds, so the model is as it began"
+
+
+def test_a_run_that_has_accepted_nothing_is_no_success_also_when_it_is_resumed(tmp_path: Path) -> None:
+    task, federation = linear()
+    options: dict[str, Any] = {"rounds": 2, "out": tmp_path / "run", "test": federation}
+    for resume in (False, True):
+        with pytest.raises(cs.ConsilienceError, match=NOTHING_LEARNED):
+            fit(Tampered(victims=EVERYBODY, since=1), task, federation, resume=resume, **options)
+        assert [line["clients"] for line in read_lines(tmp_path / "run")] == [0, 0]
+        assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_a_run_may_begin_to_learn_when_it_goes_on(tmp_path: Path) -> None:
+    @cs.algorithm
+    class Late(Tampered):
+        def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.Cohort) -> Any:
+            update, new = self.inner.local(task, message, state, cohort)
+            return tree_map(lambda leaf: leaf * (torch.nan if cohort.round <= 2 else 1), update), new
+
+    task, federation = linear()
+    with pytest.raises(cs.ConsilienceError, match=NOTHING_LEARNED):
+        fit(Late(), task, federation, rounds=2, out=tmp_path / "run")
+    run = fit(Late(), task, federation, rounds=3, out=tmp_path / "run", resume=True)
+    assert [line["clients"] for line in run.history] == [0, 0, 5]
+
+
+def test_the_second_method_of_a_switch_must_learn_too() -> None:
+    task, federation = linear()
+    method = cs.Switch(cs.FedAvg(TRAIN), Tampered(victims=EVERYBODY), at=2)
+    with pytest.raises(cs.ConsilienceError, match=f"Tampered: {NOTHING_LEARNED}"):
+        fit(method, task, federation)
+
+
+def test_a_server_that_is_not_finite_is_named_and_not_its_clients(caplog: pytest.LogCaptureFixture) -> None:
+    @cs.algorithm
+    class Bursting(Tampered):
+        def fuse(self, server: Any, update: Any) -> cs.Point:
+            return cs.Point(server.theta + torch.inf)
+
+        def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.Cohort) -> Any:
+            update, new = self.inner.local(task, message, state, cohort)
+            return tree_map(lambda leaf: leaf + message.theta.sum(), update), new
+
+    task, federation = linear()
+    run = fit(Bursting(victims=()), task, federation)
+    reason = "the server's own theta is not finite"
+    assert [{r["reason"] for r in line["rejected"]} for line in run.history] == [set(), {reason}, {reason}, {reason}]
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
+        f"round 2: the update of every client was left out, and nothing is learned: {reason}",
+        f"{reason}, so the model is of no use: take smaller steps (lr)",
+    ]
 
 
 def test_a_rejected_client_is_no_hindrance_to_resuming(tmp_path: Path) -> None:
@@ -841,6 +1104,83 @@ def test_a_state_of_the_wrong_shape_is_refused_before_it_is_kept(engine: cs.Simu
     task, federation = linear()
     with pytest.raises(RecordError, match=r"client state: theta has shape \(5, 8\) where \(5, 4\) was expected"):
         fit(Growing(TRAIN), task, federation, engine=engine)
+
+
+@pytest.mark.parametrize("engine", [None, HERE, FORKED], ids=["chosen", "here", "forked"])
+@pytest.mark.parametrize("what", ["update's total.theta", "new state's theta"])
+def test_an_update_or_state_without_a_row_for_each_client_is_refused(engine: cs.Simulator | None, what: str) -> None:
+    class Forgetful(cs.LocalOnly):
+        def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.Cohort) -> Any:
+            update, new = super().local(task, message, state, cohort)
+            if what.startswith("update"):
+                return cs.Weighted(cs.Point(update.total.theta.sum(0)), update.weight), new
+            return update, cs.Point(new.theta.sum(0))
+
+    task, federation = linear()
+    sentence = rf"local must return a row for each of the \d clients, but its {what} has shape \(4,\)"
+    with pytest.raises(cs.ConsilienceError, match=sentence):
+        fit(Forgetful(TRAIN), task, federation, engine=engine)
+
+
+def test_states_without_a_row_for_each_client_are_refused() -> None:
+    class Forgetful(cs.LocalOnly):
+        def client(self, task: cs.Task, info: cs.Info, n: Tensor) -> Any:
+            return cs.Point(info.initial)
+
+    sentence = r"client must return a row for each of the \d clients, but its theta has shape \(4,\)"
+    with pytest.raises(RecordError, match=sentence):
+        fit(Forgetful(TRAIN), *linear())
+
+
+# Modules that can only be computed for one client at a time
+
+
+class Branching(nn.Module):
+    """Which way a batch goes depends on its numbers, and vmap cannot go both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out if out.sum() > 0 else 2 * out
+
+
+def test_where_several_clients_cannot_be_computed_at_once_they_are_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task, federation = cs.Regression(Branching()), linear()[1]
+    run = fit(cs.FedAvg(TRAIN), task, federation, engine=cs.Simulator(device="cpu"))
+    assert run.plan is not None
+    assert run.plan.chunk == 1
+    assert "several at once failed with RuntimeError: vmap" in run.plan.why
+    assert "clients are computed one by one, which may be slower: several at once failed with" in caplog.text
+    alone = fit(cs.FedAvg(TRAIN), task, federation, engine=cs.Simulator(device="cpu", chunk=1, workers=1))
+    torch.testing.assert_close(run.posterior.mean, alone.posterior.mean)
+
+
+def test_they_are_one_by_one_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU would be asked, on a CPU."""
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    (task, federation), algorithm = (cs.Regression(Branching()), linear()[1]), cs.FedAvg(TRAIN)
+    with cs.Simulator(device="cpu").open(algorithm, task, federation, seed=0, cohort=5, rounds=1) as session:
+        numbers = (torch.tensor(n) for n in (0, 5, federation.examples))
+        server = algorithm.start(session.task, cs.Info(task.initial(), *numbers))
+        plan = session._choose_on_device(server, InMemory(lambda ids: None), federation.sizes.argsort(descending=True))
+    assert plan.chunk == 1
+    assert plan.why.startswith("several at once failed with RuntimeError: vmap")
+
+
+@pytest.mark.parametrize("engine", [HERE, FORKED], ids=["here", "forked"])
+def test_who_wanted_several_at_once_is_told_to_take_one(engine: cs.Simulator) -> None:
+    with pytest.raises(cs.ClientError, match=r"RuntimeError: vmap: .* at once: set chunk = 1$"):
+        fit(cs.FedAvg(TRAIN), cs.Regression(Branching()), linear()[1], engine=engine)
+
+
+def test_gradients_of_single_examples_cannot_be_taken_of_every_layer() -> None:
+    with pytest.raises(cs.ClientError, match="this method needs gradients of single examples, or second derivatives"):
+        fit(cs.FedLA(TRAIN), cs.Regression(Branching()), linear()[1], engine=cs.Simulator(device="cpu"))
 
 
 # Comparing

@@ -102,6 +102,16 @@ def test_a_state_of_another_form_is_refused(states, wrong, message):
     assert values(states, 1) == [0]
 
 
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_fresh_states_need_a_row_for_each_client(where, tmp_path):
+    def forgetful(ids):
+        return Gaussian(torch.zeros(len(ids), P), torch.ones(P))
+
+    states = InMemory(forgetful) if where == "memory" else OnDisk(forgetful, tmp_path)
+    with pytest.raises(RecordError, match=r"client must return a row for each of the 2 clients, but its lam has shape"):
+        states.gather(torch.tensor([1, 2]))
+
+
 def test_nobody_accepted_commits_nothing(states):
     states.commit(torch.tensor([], dtype=torch.int64), None, round=1)
     assert values(states, 1) == [0]

@@ -13,17 +13,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import numbers
 import sys
+import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from inspect import Parameter
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
-
-from consilience.errors import ConfigError, nearest
+from consilience.errors import ConfigError, ConsilienceError, nearest
 
 OPTIMIZER = "train"  # the part that short keys belong to
 
@@ -39,14 +41,25 @@ def resolve(name: str, choices: Mapping[str, Any], where: str, folder: Path) -> 
 
 def _import(name: str, where: str, folder: Path) -> Any:
     source, _, attribute = name.rpartition(":")
+    if not source:
+        raise ConfigError(f"{where}: {name!r} names no file: write file.py:Name")
     try:
         module = _load((folder / source).resolve()) if source.endswith(".py") else importlib.import_module(source)
     except (ImportError, OSError, SyntaxError) as error:
         raise ConfigError(f"{where}: {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # a user's file may raise anything
+        raise ConfigError(f"{where}: {name!r} cannot be imported: {_told(error)}") from error
     if not callable(found := getattr(module, attribute, None)):
         own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise ConfigError(f"{where}: {source} has no class or function {attribute!r}; {nearest(attribute, own)}")
     return found
+
+
+def _told(error: Exception) -> str:
+    """An error in another's code: what it says, and where it came up."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    place = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _load(path: Path) -> ModuleType:
@@ -96,21 +109,34 @@ class Component:
         table, _ = self._spelt_out(shared)
         for key in () if open_ended else table:
             if key not in keywords:
-                raise ConfigError(f"{self.where}.{key}: {self._out_of_place(key, keywords - set(given))}")
+                ours = {name for name in given if name in keywords and signature[name].default is Parameter.empty}
+                raise ConfigError(f"{self.where}.{key}: {self._out_of_place(key, keywords - ours)}")
         values |= {key: replace(self, table=table)._value(key, hints.get(key)) for key in table}
-        missing = [k for k in keywords - set(values) if signature[k].default is inspect.Parameter.empty]
+        missing = [k for k in keywords - set(values) if signature[k].default is Parameter.empty]
         if missing:
             raise ConfigError(f"{self.where}: {', '.join(sorted(missing))} must be given")
         try:
             return self.make(**values)
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error}") from error
+        except ConsilienceError:
+            raise
+        except Exception as error:  # a user's own function may raise anything
+            raise ConfigError(f"{self.where}: {self._name} failed with {_told(error)}") from error
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.make, "__name__", repr(self.make))
 
     def _out_of_place(self, key: str, keywords: set[str]) -> str:
         inner = {name for part in self._optimizers() for name in inspect.signature(part.make).parameters}
         if key in inner:
             return f"it has no effect, as the {key} of {OPTIMIZER!r} is given too"
-        return f"unknown key; {nearest(key, keywords | inner)}"
+        allowed, forgotten = keywords | inner, _forgotten(self.make)
+        if key in forgotten or (forgotten and not allowed):
+            names = ", ".join(forgotten)
+            return f"unknown key; {self._name} has no argument {names} yet: put @consilience.algorithm above the class"
+        return f"unknown key; {nearest(key, allowed)}" if allowed else f"unknown key; {self._name} has no settings"
 
     @property
     def optimizer_settings(self) -> dict[str, Any]:
@@ -180,6 +206,8 @@ class Component:
             return part
         if hint is None:
             return value
+        from pydantic import PydanticUserError, TypeAdapter, ValidationError  # only configs need it
+
         try:
             return TypeAdapter(hint).validate_python(value)
         except PydanticUserError:  # a type pydantic knows nothing of
@@ -201,6 +229,62 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
         return get_type_hints(make.__init__ if inspect.isclass(make) and not is_dataclass(make) else make)
     except (NameError, TypeError):  # annotations of a user's own function that cannot be resolved: no check
         return {}
+
+
+def _forgotten(make: Callable[..., Any]) -> list[str]:
+    """The annotations of a class that nobody has made arguments of."""
+    if not inspect.isclass(make) or "__init__" in vars(make):
+        return []
+    return [name for name, hint in vars(make).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
+
+
+@cache
+def _arguments(kind: Any) -> dict[str, Any]:
+    """The annotations of a dataclass's arguments, as far as they can be resolved."""
+    hints, known = _hints(kind), fields(kind) if is_dataclass(kind) else ()
+    return {field.name: hints[field.name] for field in known if field.init and field.name in hints}
+
+
+def check_types(component: Any, what: str = "", path: str = "") -> None:
+    """Refuse a component whose fields, or those of its parts, are not of the types that they are annotated with."""
+    what = what or f"{type(component).__name__}: "
+    kind: Any = type(component)
+    for field, hint in _arguments(kind).items():
+        name, value = f"{path}{field}", getattr(component, field)
+        check_type(f"{what}{name}", value, hint)
+        if is_dataclass(value) and not inspect.isclass(value):
+            check_types(value, what, f"{name}.")
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that an annotation does not admit, as far as it is made of classes and numbers."""
+    if not _admits(hint, value):
+        raise ConfigError(f"{name} must be {' or '.join(map(_in_words, _options(hint)))}, got {_shown(value)}")
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _admits(hint: Any, value: Any) -> bool:
+    if len(options := _options(hint)) > 1:
+        return any(_admits(option, value) for option in options)
+    wanted = {int: numbers.Integral, float: numbers.Real}.get(hint, hint)
+    return not inspect.isclass(wanted) or getattr(wanted, "_is_protocol", False) or isinstance(value, wanted)
+
+
+def _in_words(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
+    if hint in words or not inspect.isclass(hint):
+        return words.get(hint, str(hint))
+    kinds = list(_kinds(hint)) if inspect.isabstract(hint) else []
+    return f"of type {hint.__name__}" + (f" (such as {kinds[0]})" if kinds else "")
+
+
+def _shown(value: Any) -> str:
+    if inspect.isclass(value):
+        return f"the class {value.__name__} itself: write {value.__name__}(…)"
+    return repr(value) if value is None or isinstance(value, str | int | float) else f"{type(value).__name__}(…)"
 
 
 def _kinds(hint: Any) -> dict[str, type]:

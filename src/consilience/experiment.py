@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -15,6 +15,7 @@ import consilience
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, Switch, phases
 from consilience.checkpoint import RunDirectory, Saved, describe, differences, identity
+from consilience.components import check_type, check_types
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.engines.ranks import Ranks
@@ -56,7 +57,9 @@ def fit(
     outgrow `state_memory` bytes are kept in files under `out`. With `debug` the algorithm audits itself every round.
     After every round each of `callbacks` is called with the `Run` so far and the round's line (see `Callback`).
     `outside` are examples of another kind than `test`: does the final model know that it does not know them?
+    A run in which not one update was accepted has learned nothing, and ends with an error.
     """
+    _check_types(locals())
     cohort, evaluate_every = _checked(task, federation, test, rounds, cohort, evaluate_every, checkpoint_every)
     if outside is not None:
         if test is None:
@@ -125,6 +128,18 @@ def _stages(method: Method, task: Task, federation: Federation, rounds: int) -> 
             f"{names} do not learn the same weights from the same clients: one cannot go on for the other"
         )
     return stages
+
+
+def _check_types(given: dict[str, Any]) -> None:
+    """Refuse arguments of `fit` that are not what they are annotated with, and so the method's own."""
+    for name, hint in get_type_hints(fit).items():
+        if name in given:
+            check_type(name, given[name], hint)
+    check_types(given["algorithm"])
+    if isinstance(engine := given["engine"], type) or not hasattr(engine or Simulator, "started"):
+        raise ConfigError(f"engine must be an engine, such as Simulator(device='cuda'), got {engine!r}")
+    if not -(2**63) <= given["seed"] < 2**63:
+        raise ConfigError(f"seed must lie in -2**63 … 2**63 - 1, got {given['seed']}")
 
 
 def _checked(

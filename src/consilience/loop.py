@@ -35,7 +35,7 @@ from consilience.evaluation import Evaluation, marginals
 from consilience.files import write_atomically
 from consilience.gaussian import Gaussian
 from consilience.progress import Bar
-from consilience.records import Tree, nbytes, pack, to, tree_map, unpack
+from consilience.records import Tree, leaves, nbytes, pack, to, tree_map, unpack
 from consilience.runs import Callback, Run
 from consilience.task import Task
 
@@ -141,11 +141,25 @@ class Loop:
             ) as self.session:
                 self._enter(stage.algorithm, before, saved)
                 self._rounds(number, done, stage.last)
+            self._must_have_learned(since=stages[number - 1].last if number else 0)
             before, done, saved = self.run, stage.last, None
             if done == self.rounds:  # a switch that lies ahead is made when the run goes on
                 break
         self.ranks.led(self._finish)
         return self.run
+
+    def _must_have_learned(self, since: int) -> None:
+        """Refuse to pass off the model that the present stage began with as what it has learned; warn of one that is of
+        no use."""
+        lines = [line for line in self.history if line["round"] > since]
+        if lines and not any(line["clients"] for line in lines):
+            reason = next((entry["reason"] for line in lines for entry in line["rejected"]), "nobody sent one")
+            raise ConsilienceError(
+                f"{self.run.algorithm.name}: no client's update was accepted in any of {len(lines)} rounds, so the "
+                f"model is as it began ({reason}): take smaller steps (lr), or look at the data and the initial weights"
+            )
+        if (name := self._not_finite()) is not None:
+            log.warning("the server's own %s is not finite, so the model is of no use: take smaller steps (lr)", name)
 
     def _finish(self) -> None:
         if self.directory is None:
@@ -273,6 +287,8 @@ class Loop:
                 self.run.server = self.run.algorithm.advance(self.run.task, fused, key.to(self.run.task.device))
             for name, count in acted.items():
                 share.guards[name] = share.guards.get(name, 0) + int(count)
+        else:
+            share.rejected = self._blamed(share.rejected)
         line = self._line(number, share, down, time.perf_counter() - start)
         if self.debug or self._due(number):
             line |= self.ranks.led(partial(self._judge, number))
@@ -307,8 +323,7 @@ class Loop:
         federation = self.session.federation
         n = federation.sizes[torch.tensor(share.accepted, dtype=torch.int64)].double()
         notes = {name: float((value.double() * n).sum() / n.sum()) for name, value in share.notes.items()}
-        for client, reason in share.rejected.items():
-            log.warning("round %d: the update of client %r was left out: %s", number, federation.name(client), reason)
+        self._complain(number, share)
         rejected = [{"client": federation.name(c), "reason": reason} for c, reason in share.rejected.items()]
         return {
             **dict.fromkeys(("round", "seconds", "clients")),  # in this order, and never a note's
@@ -322,6 +337,26 @@ class Loop:
             "guards": {name: count for name, count in share.guards.items() if count},
             **self.run.algorithm.facts(self.run.server),
         }
+
+    def _blamed(self, rejected: dict[int, str]) -> dict[int, str]:
+        """Why updates were left out, in a round in which all were: clients cannot help it if the server told them
+        numbers that are not finite."""
+        name = self._not_finite()
+        return rejected if name is None else dict.fromkeys(rejected, f"the server's own {name} is not finite")
+
+    def _not_finite(self) -> str | None:
+        """What of the server is not, if anything."""
+        return next((name for name, leaf in leaves(self.run.server) if not bool(leaf.isfinite().all())), None)
+
+    def _complain(self, number: int, share: Share) -> None:
+        """Say who was left out; once where all were, and not again while nothing has changed."""
+        if share.accepted:
+            for client, reason in share.rejected.items():
+                who = self.session.federation.name(client)
+                log.warning("round %d: the update of client %r was left out: %s", number, who, reason)
+        elif share.rejected and (not self.history or self.history[-1]["clients"]):
+            reason = next(iter(share.rejected.values()))
+            log.warning("round %d: the update of every client was left out, and nothing is learned: %s", number, reason)
 
     def _save(self, number: int) -> None:
         """A checkpoint of the server as it is now, and of all states, written while the next rounds are computed."""

@@ -240,11 +240,11 @@ def test_a_round_without_any_answer_releases_nothing():
     class Ill(cs.FedAvg):
         def local(self, task, message, state, cohort):
             update, state = super().local(task, message, state, cohort)
-            return tree_map(lambda leaf: leaf * math.nan, update), state
+            return tree_map(lambda leaf: leaf * (math.nan if cohort.round < 3 else 1), update), state
 
     task, federation = linear()
-    run = fit(cs.Private(Ill(TRAIN)), task, federation, rounds=2)
-    assert [line["epsilon"] for line in run.history] == [0.0, 0.0]
+    run = fit(cs.Private(Ill(TRAIN)), task, federation, rounds=3)
+    assert [line["epsilon"] for line in run.history] == [0.0, 0.0, cs.epsilon(1.0, 5, 5, 1)]
 
 
 def test_without_noise_metrics_have_no_epsilon_and_are_strict_json(tmp_path):

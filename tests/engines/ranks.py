@@ -23,9 +23,10 @@ KEPT: list[Any] = []  # runs that live as long as the process: they must not kee
 
 @cs.algorithm
 class Sick(cs.Algorithm):
-    """FedAvg, where the updates of some clients are NaN."""
+    """FedAvg, where the updates of some clients are NaN from a round on."""
 
     sick: tuple[int, ...] = (2,)
+    since: int = 1
     inner: cs.FedAvg = cs.FedAvg(TRAIN)
 
     def start(self, task, info):
@@ -36,7 +37,7 @@ class Sick(cs.Algorithm):
 
     def local(self, task, message, state, cohort):
         update, state = self.inner.local(task, message, state, cohort)
-        bad = sum(cohort.ids == client for client in self.sick).bool()
+        bad = sum(cohort.ids == client for client in self.sick).bool() & (cohort.round >= self.since)
         return tree_map(lambda x: torch.where(bad.view(-1, *[1] * (x.dim() - 1)), torch.nan, x), update), state
 
     def fuse(self, server, update):
@@ -83,7 +84,7 @@ CASES = {
     "MOON": Case(cs.MOON(TRAIN), rounds=2),
     "Switch": Case(cs.Switch(cs.FedAvg(LOCAL), cs.FedEP(cs.Identity(LOCAL)), at=2)),
     "a sick client": Case(Sick(), cohort=None, rounds=2),
-    "nobody well": Case(Sick(sick=tuple(range(7))), cohort=3, rounds=2),
+    "nobody well": Case(Sick(sick=tuple(range(7)), since=2), cohort=3, rounds=2),
     "one well, so that a rank has none": Case(Sick(sick=(0, 1, 2, 3, 4, 5)), cohort=None, rounds=2),
 }
 
@@ -147,6 +148,7 @@ def main(out: Path) -> None:
         refusal(lambda: cs.fit(ep.algorithm, task(seed=rank), federation(), rounds=1, engine=engine, progress=False)),
         refusal(lambda: learn(CASES["FedAvg"], engine, callbacks=[lambda *_: 1 / 0])),
         refusal(lambda: learn(Case(Drifting()), engine)),
+        refusal(lambda: learn(Case(Sick(sick=tuple(range(7)))), engine)),
     ]
     (out / f"said.{rank}.txt").write_text("\n".join(said))
 

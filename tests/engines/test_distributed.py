@@ -144,6 +144,8 @@ def test_what_fails_in_one_rank_fails_in_all_with_the_same_words(out):
     assert theirs[3] == "ConsilienceError: rank 0 failed: ZeroDivisionError: division by zero"
     assert mine[4] == theirs[4]
     assert "the ranks hold different servers" in mine[4]
+    assert mine[5] == theirs[5]
+    assert "no client's update was accepted in any of 3 rounds" in mine[5]
 
 
 ORPHAN = """

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from consilience.beliefs import Belief
 from consilience.cohort import Cohort, Info
+from consilience.components import check_types
 from consilience.data.federation import Federation
 from consilience.records import Tree
 from consilience.task import Task
@@ -20,7 +21,15 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def algorithm(cls: type[T]) -> type[T]:
-    """Make a class with hyperparameters a frozen dataclass."""
+    """Make a class with hyperparameters a frozen dataclass, whose arguments must be of the annotated types."""
+    own = getattr(cls, "__post_init__", None)
+
+    def checked(self: Any) -> None:
+        check_types(self)
+        if own is not None:
+            own(self)
+
+    cls.__post_init__ = checked  # type: ignore[attr-defined]
     return dataclass(frozen=True)(cls)
 
 

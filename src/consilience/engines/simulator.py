@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +18,13 @@ from consilience.engines.plan import Plan, chunk_sizes, finalists
 from consilience.engines.ranks import ALONE, Ranks
 from consilience.engines.session import Session
 from consilience.engines.states import States
-from consilience.engines.work import Share, chunks, compute, part_of
+from consilience.engines.work import Share, chunks, compute, in_short, part_of
 from consilience.engines.workers import Pool, can_fork, give_memory_back, keep_memory
-from consilience.errors import ConfigError, nearest
+from consilience.errors import ClientError, ConfigError, nearest
 from consilience.records import Tree, nbytes, rows
 from consilience.task import Task
 
+log = logging.getLogger("consilience")
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 _PROBE_STEPS = 3
 _CHUNK_BYTES = 1 << 30
@@ -232,14 +234,21 @@ class Simulation(Session):
             crews = {(workers, wanted.threads or threads) for threads in ((1, cores) if workers == 1 else (1,))}
         if wanted.chunk and len(crews) == 1:
             return Plan(wanted.chunk, *crews.pop(), compile)
-        most = self._most(len(ids))
+        sizes = chunk_sizes(len(ids), max(w for w, _ in crews), self._most(len(ids)))
         times: dict[tuple[int, int], float] = {}
-        for chunk in [wanted.chunk] if wanted.chunk else chunk_sizes(len(ids), max(w for w, _ in crews), most):
-            for threads in sorted({t for _, t in crews}):
-                times[chunk, threads] = self._time(server, states, ids[:chunk], threads)
+        alone = ""
+        for chunk in [wanted.chunk] if wanted.chunk else sizes:
+            try:
+                for threads in sorted({t for _, t in crews}):
+                    times[chunk, threads] = self._time(server, states, ids[:chunk], threads)
+            except ClientError as error:
+                alone = self._only_alone(error, chunk)
+                times = {(c, t): seconds for (c, t), seconds in times.items() if c == 1}
+                break
             if min(seconds for (c, _), seconds in times.items() if c == chunk) > min(times.values()):
                 break  # larger chunks will not be better, and may need much memory
-        left = finalists(times, sorted(crews), len(ids), compile)
+        found = finalists(times, sorted(crews), len(ids), compile)
+        left = [replace(plan, why=alone + plan.why) for plan in found]
         if len(left) == 1:
             return left[0]
         tried = [(self._try(plan, server, states, ids), plan) for plan in left]
@@ -248,6 +257,14 @@ class Simulation(Session):
         # meet after every operation, from whatever else runs.
         near = [plan for seconds, plan in tried if plan.chunk == 1 and seconds <= 1.15 * best]
         return max(near, key=lambda plan: plan.workers, default=fastest)
+
+    def _only_alone(self, error: ClientError, chunk: int) -> str:
+        """Why clients are computed one by one, if that was not tried yet, where several at once have failed."""
+        if chunk == 1 or self._simulator.chunk:
+            raise error
+        why = f"several at once failed with {in_short(error.__cause__ or error)}"
+        log.warning("clients are computed one by one, which may be slower: %s", why)
+        return f"{why}; "
 
     def _try(self, plan: Plan, server: Tree, states: States, ids: Tensor) -> float:
         """Seconds of a few steps of the whole cohort: workers share caches and memory, which no timing of one tells."""
@@ -283,7 +300,7 @@ class Simulation(Session):
 
     def _choose_on_device(self, server: Tree, states: States, ids: Tensor) -> Plan:
         """On a GPU: the largest chunk that fits, compiled if the planned rounds are worth the wait."""
-        chunk = self._simulator.chunk or len(ids)
+        chunk, alone = self._simulator.chunk or len(ids), ""
         while True:
             try:
                 seconds = self._time_whole(server, states, ids[:chunk])
@@ -293,11 +310,13 @@ class Simulation(Session):
                 if chunk == 1:
                     raise
                 chunk = -(-chunk // 2)
+            except ClientError as error:
+                alone, chunk = self._only_alone(error, chunk), 1
         planned = seconds * -(-len(ids) // chunk) * self._rounds
         compile = self._simulator.compile
         if compile is None:
             compile = planned > _WORTH_COMPILING
-        return Plan(chunk, compile=compile, why=f"{planned:.0f} s of uncompiled work planned")
+        return Plan(chunk, compile=compile, why=f"{alone}{planned:.0f} s of uncompiled work planned")
 
     def _time_whole(self, server: Tree, states: States, ids: Tensor) -> float:
         message, kept = self._algorithm.message(server, ids), states.gather(ids)

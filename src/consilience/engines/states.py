@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from consilience.engines.work import check_rows
 from consilience.errors import CheckpointError, RecordError
 from consilience.files import CHECKPOINTS, write_atomically
 from consilience.records import Tree, check, nbytes, pack, rows, stack, to, tree_map, unpack
@@ -31,12 +32,18 @@ class States(ABC):
     @cached_property
     def _one(self) -> Tree:
         """A state, for its shapes."""
-        return to(self._fresh(torch.tensor([0])), self.device)
+        return self._made(torch.tensor([0]))
+
+    def _made(self, ids: Tensor) -> Tree:
+        """States of clients that never took part."""
+        made = self._fresh(ids)
+        check_rows(made, len(ids), "client")
+        return to(made, self.device)
 
     def gather(self, ids: Tensor) -> Tree:
         """The states of `ids`, stacked; None for a stateless method."""
         new = [i for i, client in enumerate(ids.tolist()) if client not in self]
-        made = to(self._fresh(ids[new]), self.device) if new else self._one
+        made = self._made(ids[new]) if new else self._one
         if made is None or len(new) == len(ids):
             return made
         at = {i: row for row, i in enumerate(new)}

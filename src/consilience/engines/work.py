@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from consilience import guards
 from consilience.algorithms.base import Algorithm
 from consilience.cohort import Cohort
-from consilience.errors import ClientError, ConsilienceError
+from consilience.errors import ClientError, ConsilienceError, RecordError
 from consilience.records import Addressed, Tree, add, leaves, nbytes, rows, to, tree_map
 from consilience.task import Task
 
@@ -97,7 +99,9 @@ def compute(
         raise
     except Exception as error:
         who = ", ".join(name(int(c)) for c in cohort.ids[:3]) + (", …" if len(cohort) > 3 else "")
-        raise ClientError(who, cohort.round, "local", f"{type(error).__name__}: {error}") from error
+        raise ClientError(who, cohort.round, "local", _why(error, len(cohort))) from error
+    check_rows(update, len(cohort), "local", "update's ")
+    check_rows(new_states, len(cohort), "local", "new state's ")
     up, accepted = nbytes(update), cohort.ids.tolist()
     notes = {key: value.detach().reshape(len(cohort)).cpu() for key, value in cohort.notes.items()}
     total = tree_map(lambda leaf: leaf.sum(0), update)
@@ -112,6 +116,33 @@ def compute(
         total = tree_map(lambda leaf: leaf.sum(0), update)
     acted = {key: int(value) for key, value in counts.items() if int(value)}
     return Share(total if algorithm.additive else update, to(new_states, keep), accepted, rejected, notes, acted, up)
+
+
+def check_rows(tree: Tree, clients: int, function: str, what: str = "") -> None:
+    """Refuse what an algorithm's `function` returned if it has not a row for each of the clients."""
+    for name, leaf in leaves(tree):
+        if not leaf.dim() or len(leaf) != clients:
+            raise RecordError(
+                f"{function} must return a row for each of the {clients} clients, but its {what}{name} has shape "
+                f"{tuple(leaf.shape)}"
+            )
+
+
+def _why(error: Exception, clients: int) -> str:
+    """What went wrong, in the error's own words, and what to do if torch cannot do it for several at once."""
+    if not any(Path(frame.f_code.co_filename).name == "vmap.py" for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return f"{type(error).__name__}: {error}"
+    if clients > 1:
+        return f"{in_short(error)}; not every module can be computed for several clients at once: set chunk = 1"
+    return (
+        f"{in_short(error)}; this method needs gradients of single examples, or second derivatives, which torch cannot "
+        "take of every layer: choose another method or other layers"
+    )
+
+
+def in_short(error: BaseException) -> str:
+    """An error's type and first sentence: torch's can be long."""
+    return f"{type(error).__name__}: {str(error).partition('. ')[0].rstrip('.')}"
 
 
 def _finite(sums: Tree) -> bool:

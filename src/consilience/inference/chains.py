@@ -14,6 +14,7 @@ from torch import Tensor
 
 from consilience import guards
 from consilience.cohort import Cohort
+from consilience.components import check_types
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference.schedules import Schedule
@@ -47,10 +48,11 @@ class Chain(ABC):
     longest: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, low in {"lr": 0, "epochs": 1, "batch": 1, "weight_decay": 0, "longest": 1}.items():
             value = getattr(self, name)
-            if value is not None and not value >= low:  # nan included
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
+            if value is not None and not low <= value < math.inf:  # nan included
+                raise ConfigError(f"{name} must be {'finite' if value == math.inf else f'at least {low}'}, got {value}")
 
     @abstractmethod
     def move(self, theta: Tensor, memory: Memory, slope: Tensor, n: Tensor, noise: Tensor | None, lr: Pace) -> None:
