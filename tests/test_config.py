@@ -754,7 +754,7 @@ OWN_MISTAKES = {
 @pytest.mark.parametrize("mistake", OWN_MISTAKES)
 def test_mistakes_in_the_users_own_files_are_named(config: Any, mistake: str) -> None:
     sections, *parts = OWN_MISTAKES[mistake]
-    sentence = refused(config(**sections))
+    sentence = refused(config(**sections), ConsilienceError)
     for part in parts:
         assert part in sentence
 
@@ -866,7 +866,7 @@ def test_an_unknown_name_or_key_gets_the_nearest_right_one(config: Any, override
 
 @pytest.mark.parametrize("override", WRONG)
 def test_a_wrong_value_is_named_with_its_key(config: Any, override: str) -> None:
-    sentence = refused(lambda: config(override))
+    sentence = refused(lambda: config(override), ConsilienceError)
     assert WRONG[override] in sentence
     assert "\n" not in sentence
 

@@ -121,8 +121,8 @@ class Component:
             raise ConfigError(f"{self.where}: {error}") from error
         except ConsilienceError:
             raise
-        except Exception as error:  # a user's own function may raise anything
-            raise ConfigError(f"{self.where}: {self._name} failed with {_told(error)}") from error
+        except Exception as error:  # no ConfigError: sites tell those to the server, and this may quote a patient
+            raise ConsilienceError(f"{self.where}: {self._name} failed with {_told(error)}") from error
 
     @property
     def _name(self) -> str:
