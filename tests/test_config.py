@@ -824,6 +824,7 @@ WRONG = {
     "run.rounds=1.5": "run.rounds: input should be a valid integer, got a number with a fractional part, got 1.5",
     "run.cohort=-1": "run.cohort: input should be greater than 0, got -1",
     "run.holdout=1": "run.holdout: input should be less than 1, got 1",
+    "run.seed=9223372036854775808": "run.seed: input should be less than 9223372036854775808, got 9223372036854775808",
     "run.seed=[1]": "run.seed: input should be a valid integer, got [1]",
     "run=3": "run: a table was expected, got 3",
     "data=mnist": "data: a table was expected, got 'mnist'",

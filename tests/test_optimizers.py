@@ -111,10 +111,12 @@ def test_a_step_changes_nothing_in_place():
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (Momentum, {"lr": 0.0}, "lr must be positive .* got 0.0"),
+        (Momentum, {"lr": 0.0}, "lr must be positive, .* got 0.0"),
         (Momentum, {"momentum": 1.0}, r"momentum in \[0, 1\), got .* 1.0"),
         (Momentum, {"lr": float("nan")}, "got nan"),
         (Adam, {"lr": float("nan")}, "lr=nan"),
+        (Momentum, {"lr": float("inf")}, "got inf"),
+        (Yogi, {"lr": float("inf")}, "lr=inf"),
         (Adam, {"lr": -1.0}, "lr=-1.0"),
         (Adam, {"eps": 0.0}, "eps=0.0"),
         (Yogi, {"beta1": 1.0}, "beta1=1.0"),

@@ -348,7 +348,8 @@ def test_a_kill_while_a_warm_start_is_taken_over_leaves_nothing_twice(tmp_path: 
     task, federation = linear()
     options = {**OPTIONS, "test": federation, "out": tmp_path / "run", "warm": warm}
     fit(SWITCH, task, federation, **options)
-    for path in (*checkpoints(tmp_path / "run"), tmp_path / "run" / "posterior.safetensors"):
+    later = [tmp_path / "run" / name for name in ("posterior.safetensors", "evaluation.json")]
+    for path in (*checkpoints(tmp_path / "run"), *later):
         path.unlink()  # as if the kill had come after the first lines of the metrics
     run = fit(SWITCH, task, federation, resume=True, **options)
     assert [line["round"] for line in read_lines(tmp_path / "run")] == list(range(1, ROUNDS + 1))
@@ -406,7 +407,7 @@ def test_a_wrong_warm_start_gets_a_sentence_and_nothing_is_written(tmp_path: Pat
 
 def test_a_warm_start_that_has_no_checkpoint_yet_is_refused(tmp_path: Path, warm: Path) -> None:
     task, federation = linear()
-    for path in checkpoints(warm):
+    for path in (*checkpoints(warm), *warm.glob("evaluation.json")):
         path.unlink()
     with pytest.raises(CheckpointError, match="warm ends at no round, but the switch is after round 3"):
         fit(SWITCH, task, federation, warm=warm, **OPTIONS)

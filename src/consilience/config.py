@@ -77,7 +77,7 @@ class _Method(_Named):
 class _Run(_Section):
     rounds: PositiveInt
     cohort: PositiveInt | None = None
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     out: str | None = None
     evaluate_every: PositiveInt | None = None
     checkpoint_every: PositiveInt = 10

@@ -5,6 +5,7 @@ They act on any record leaf by leaf: on weights for FedAvg, on natural parameter
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -55,8 +56,8 @@ class Momentum(ServerOptimizer):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.lr > 0 or not 0 <= self.momentum < 1:
-            raise ConfigError(f"lr must be positive and momentum in [0, 1), got {self.lr} and {self.momentum}")
+        if not 0 < self.lr < math.inf or not 0 <= self.momentum < 1:
+            raise ConfigError(f"lr must be positive, finite, and momentum in [0, 1), got {self.lr} and {self.momentum}")
 
     def start(self, value: Tree) -> Moments:
         """No memory without momentum."""
@@ -82,9 +83,9 @@ class Adaptive(ServerOptimizer):
     accumulator: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.lr > 0 and self.eps > 0 and 0 <= self.beta1 < 1 and self.accumulator >= 0):
+        if not (0 < self.lr < math.inf and self.eps > 0 and 0 <= self.beta1 < 1 and self.accumulator >= 0):
             raise ConfigError(
-                "lr and eps must be positive, beta1 in [0, 1) and accumulator not negative, "
+                "lr and eps must be positive and finite, beta1 in [0, 1) and accumulator not negative, "
                 f"got lr={self.lr}, eps={self.eps}, beta1={self.beta1}, accumulator={self.accumulator}"
             )
 
