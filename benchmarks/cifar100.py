@@ -72,8 +72,7 @@ def folder(name):
 
 def learn(options, name):
     """One method in this process; the warm start is FedAvg's first rounds."""
-    plan, here = PLANS[options.recipe], Path(options.out)
-    bench = plan.recipe.quick() if options.quick else plan.recipe
+    plan, bench, here = PLANS[options.recipe], benchmark(options), Path(options.out)
     setting = bench.setting(options.seed, options.quick)
     warming, warm = name == WARM, switch(options)
     cohort = bench.cohort if warm else None
@@ -112,10 +111,15 @@ def learn(options, name):
         )
 
 
+def benchmark(options):
+    """The recipe's setting, at its size."""
+    recipe = PLANS[options.recipe].recipe
+    return recipe.quick() if options.quick else recipe
+
+
 def switch(options):
     """Rounds of FedAvg that all methods begin with."""
-    recipe = PLANS[options.recipe].recipe
-    return getattr(recipe.quick() if options.quick else recipe, "switch", 0)
+    return getattr(benchmark(options), "switch", 0)
 
 
 def side_by_side(options, names, until):

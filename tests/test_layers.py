@@ -266,6 +266,15 @@ class Forgetful(nn.Module):
         return nn.functional.dropout(self.layer(x), self.rate, training=self.training)
 
 
+def test_a_forward_that_fails_in_training_is_one_of_its_own(caplog):
+    class Detector(Forgetful):
+        def forward(self, x):
+            return self.layer(x, None) if self.training else self.layer(x)
+
+    Classification(Detector(0.0)).check(Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])))
+    assert "Detector has a forward of its own for training" in caplog.text
+
+
 @pytest.mark.parametrize(("rate", "told"), [(0.1, True), (0.0, False)])
 def test_a_forward_of_its_own_for_training_is_told_once(rate, told, caplog):
     task, data = Classification(Forgetful(rate)), Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))

@@ -321,13 +321,16 @@ def with_keyed_dropout(module: nn.Module) -> tuple[nn.Module, list[str]]:
 
 def trains_otherwise(module: nn.Module, x: Tensor) -> bool:
     """Whether a module computes something else in training, beside its dropout layers: `F.dropout`, or an `if
-    self.training`."""
-    training = copy.deepcopy(module).train()
-    for layer in training.modules():
-        if isinstance(layer, _DropoutNd):
-            layer.eval()
+    self.training`. Pass a copy: it is left in training mode."""
     with torch.no_grad(), torch.random.fork_rng(devices=()):
-        here, there = module(x), training(x)
+        here = module(x)
+        for layer in module.train().modules():
+            if isinstance(layer, _DropoutNd):
+                layer.eval()
+        try:
+            there = module(x)
+        except Exception:  # as of a detector that wants boxes, too
+            return True
     if not isinstance(there, Tensor) or there.shape != here.shape:
         return True
     return bool((there - here).norm() > 1e-3 * here.norm())  # fused and plain attention differ by less
