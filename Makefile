@@ -23,13 +23,14 @@ demo: setup
 	$(BIN)/consilience demo
 
 # One thread a test process: processes of two threads each fight over two cores. Three of them, as some tests wait for
-# processes of their own. They find the tests compiled: that is done once, while mypy reads.
+# processes of their own. They find the tests compiled and the images decoded: that is done once, while mypy reads.
 test: setup
 	$(MAKE) -j2 lint collected
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 collected: setup
 	@$(BIN)/python -m pytest --collect-only > /dev/null || true  # what is wrong is said when they run
+	@$(BIN)/python -c "import consilience as cs; cs.load('cifar10'), cs.load('cifar100')" 2> /dev/null || true
 
 lint: setup
 	$(BIN)/ruff check .

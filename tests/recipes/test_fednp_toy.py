@@ -1,5 +1,6 @@
 """Three pieces of a parabola: the data, how settings are chosen, and the table at its small size."""
 
+import html
 import math
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 from consilience.data import Dataset
 from consilience.recipes import fednp_toy as toy
 from consilience.recipes.base import Options
+from consilience.report import write_report
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,8 +23,13 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    return toy.run(Options(quick=True, seeds=3, out=tmp_path_factory.mktemp("toy")))
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("toy")
+
+
+@pytest.fixture(scope="module")
+def result(folder):
+    return toy.run(Options(quick=True, seeds=3, out=folder))
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +195,9 @@ def test_the_figures_have_all_curves_and_only_numbers(result):
     assert {curve.label for curve in course.panels[1].curves} == set(toy.STRENGTH)
     for panel in (*pieces.panels, *course.panels):
         assert all(math.isfinite(y) for curve in panel.curves for y in curve.y)
+
+
+def test_the_report_shows_methods_and_figures(result, folder):
+    page = write_report(folder).read_text()
+    assert all(html.escape(method) in page for method in toy.methods())
+    assert page.count("<figure") >= len(result.figures)
