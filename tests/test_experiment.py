@@ -490,7 +490,9 @@ WRONG_PARTS: dict[str, tuple[Any, str]] = {
     "a class": (lambda: cs.FedAvg(cs.SGD), f"FedAvg: train {CHAIN} the class SGD itself: write SGD(…)"),
     "another part": (lambda: cs.FedEP(cs.SGD()), "FedEP: infer must be of type Tilted (such as Identity), got SGD(…)"),
     "one that may be missing": (lambda: cs.FedEP(site=1), "(such as Momentum) or None, got 1"),
-    "a part's part": (lambda: cs.FedEP(cs.Identity(cs.SGLD())), "FedEP: infer.train must be of type SGD, got SGLD(…)"),
+    "a part's part": (lambda: cs.FedEP(cs.Identity(cs.SGLD())), "Identity: train must be of type SGD, got SGLD(…)"),
+    "a number for a part's part": (lambda: cs.Laplace(0.1), "Laplace: train must be of type SGD, got 0.1"),
+    "a server's optimiser": (lambda: cs.MCMC(cs.Adam()), f"MCMC: train {CHAIN} Adam(…)"),
     "no whole number": (lambda: cs.FedNP(hidden=1.5), "FedNP: hidden must be a whole number, got 1.5"),
     "no number": (lambda: cs.FedProx(mu="0.1"), "FedProx: mu must be a number, got '0.1'"),
     "a switch": (

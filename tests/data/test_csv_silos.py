@@ -198,7 +198,7 @@ def test_a_config_splits_every_silo_and_says_so_where_it_must(folder: Path, tmp_
     without = read_config(config).setting()
     with pytest.raises(DataError, match=r"set run\.holdout to split the silos\) has no examples"):
         cs.fit(cs.FedAvg(), without.task, without.federation, test=without.test, rounds=1, progress=False)
-    with pytest.raises(ConfigError, match=r"data\.goal: unknown key; allowed: name, root, target"):
+    with pytest.raises(ConfigError, match=r"data\.goal: unknown key; allowed: name, numbers, root, target"):
         read_config(config, ["data.goal=ill"]).setting()
     with pytest.raises(DataError, match="has no column 'ill'"):
         read_config(config, ["data.target=ill"]).setting()
@@ -213,3 +213,15 @@ def test_real_targets_are_learned_by_regression_and_the_target_may_be_named(tmp_
     setting = read_config(config, ["data.target=depth", "task.kind=regression"]).setting()
     run = cs.fit(cs.FedAvg(), setting.task, setting.federation, test=setting.test, rounds=1, progress=False)
     assert run.history[-1]["eval"]["rmse"] > 0
+
+
+def test_whole_numbers_are_learned_by_regression_where_the_task_says_so(folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(CONFIG.format(folder=folder))
+    assert read_config(config).setting().federation.data.y.dtype == torch.int64
+    assert read_config(config, ["task.kind=regression"]).setting().federation.data.y.tolist() == [
+        [0.0], [1.0], [1.0], [1.0], [0.0]
+    ]  # fmt: skip
+    write(folder, south="dose,target,age\n10,much,70\n30,0,90\n")
+    with pytest.raises(DataError, match=r"south\.csv: the target 'much' is not a number"):
+        read_config(config, ["task.kind=regression"]).setting()

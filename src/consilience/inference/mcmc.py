@@ -34,6 +34,7 @@ class MCMC(Tilted):
     rescale: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.train.epochs < 2:
             raise ConfigError(f"one sample an epoch: a variance needs epochs of at least 2, got {self.train.epochs}")
         if not (self.scale > 0 and 0 < self.shrink <= 1):

@@ -31,6 +31,7 @@ class Newton(Tilted):
     diagonal: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, low in {"steps": 1, "batch": 1, "tolerance": 0}.items():
             if not getattr(self, name) >= low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")

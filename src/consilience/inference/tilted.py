@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.cohort import Cohort
+from consilience.components import check_types
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference.chains import SGD, Chain
@@ -23,6 +24,9 @@ class Tilted(ABC):
 
     letter: ClassVar[str]
     """As in the papers' tables: FedEP(I), FedEP(L), …"""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @abstractmethod
     def site(self, mean: Tensor, n: Tensor) -> Gaussian:
@@ -86,6 +90,7 @@ class Identity(Tilted):
     scale: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.scale > 0:
             raise ConfigError(f"scale is the precision that an example brings and must be positive, got {self.scale}")
 
@@ -126,6 +131,7 @@ class Curved(Tilted):
     batch: int = 20
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (self.kappa > 0 and self.s0 >= 0 and self.s0 + self.train.weight_decay > 0):
             raise ConfigError(
                 "kappa (s0 + weight_decay) is the precision that an example brings at the start and must be positive, "

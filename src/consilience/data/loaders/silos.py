@@ -32,12 +32,13 @@ class Table:
     targets: tuple[str, ...]
 
 
-def csv_silos(folder: Path, target: str = "target") -> Data:
+def csv_silos(folder: Path, target: str = "target", numbers: bool = False) -> Data:
     """Your own tables: one CSV file a silo, all with the same columns (group "silo", named by the files).
 
     Every column but `target` is a feature and must be numeric, with no empty cells: codes and gaps are the owner's to
     resolve, and are refused. Targets are class names, unless all are numbers and one has a decimal point; then they are
-    real. Numbers in some files and names in all others are refused, for they would hardly be different classes.
+    real. With `numbers` whole ones are real, too. Numbers in some files and names in all others are refused, for they
+    would hardly be different classes.
     `<folder>/test/` may hold test rows, in files of the same names; without it the test set is empty, and
     `run.holdout` or `Federation.split` holds out a share of every silo.
 
@@ -58,10 +59,12 @@ def csv_silos(folder: Path, target: str = "target") -> Data:
         if name not in silos:
             raise DataError(f"{table.path} is the test file of no silo; {nearest(name, silos)}")
     silos, tests = ({name: in_order(table, features) for name, table in part.items()} for part in (silos, tests))
-    _check_spelling([*silos.values(), *tests.values()])
+    tables = [*silos.values(), *tests.values()]
+    if not numbers:
+        _check_spelling(tables)
     agreed = _agreed(folder / _SCALING, features)
     scales = {name: agreed or own_scale(table.x) for name, table in silos.items()}
-    kind = _Targets.of([text for part in (silos, tests) for table in part.values() for text in table.targets])
+    kind = _Targets.of(tables, numbers)
     how = f"standardised by {_SCALING}" if agreed else "every silo standardised by its own mean and deviation"
     names = tuple(silos)
     train = _joined(silos, names, scales, kind, folder.name, f"{', '.join(features)}; {how}")
@@ -209,8 +212,15 @@ class _Targets:
     whole: bool
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> _Targets:
-        """Real if all are numbers and one has a decimal point; whole numbers are classes, in their order."""
+    def of(cls, tables: Sequence[Table], numbers: bool) -> _Targets:
+        """Real if all are numbers and one has a decimal point, or all are said to be; else whole numbers are classes,
+        in their order."""
+        texts = [text for table in tables for text in table.targets]
+        if numbers:
+            for table in tables:
+                if odd := next((text for text in table.targets if not _numeric(text)), None):
+                    raise DataError(f"{table.path}: the target {odd!r} is not a number, which a regression needs")
+            return cls((), whole=False)
         if all(text.lstrip("+-").isdecimal() for text in texts):
             return cls(tuple(str(number) for number in sorted({int(text) for text in texts})), whole=True)
         return cls(() if all(map(_numeric, texts)) else tuple(sorted(set(texts))), whole=False)
