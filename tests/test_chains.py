@@ -11,8 +11,8 @@ from consilience.data import Dataset, Federation
 from consilience.errors import ConfigError
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, SGHMC, SGLD, AMSGrad, RMSprop
+from consilience.likelihoods import Classification, Regression
 from consilience.records import rows
-from consilience.task import Classification, Regression
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SIZES = [33, 12, 7, 1]

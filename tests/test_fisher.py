@@ -4,8 +4,9 @@ from torch import nn
 from torch.func import vmap
 
 from consilience import fisher, keys
+from consilience.likelihoods import Classification, MultiLabel, Regression
 from consilience.records import rows
-from consilience.task import Batch, Classification, MultiLabel, Regression
+from consilience.task import Batch
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 

@@ -17,9 +17,10 @@ from consilience.layers import (
     use_matmul_convolutions,
     with_keyed_dropout,
 )
+from consilience.likelihoods import Classification, Regression
 from consilience.models import dcgan_discriminator, dcgan_generator
 from consilience.records import rows
-from consilience.task import Batch, Classification, Regression
+from consilience.task import Batch
 
 
 def batch(clients, size, *shape, classes=3, seed=0):

@@ -9,6 +9,7 @@ import consilience as cs
 from consilience import keys
 from consilience.errors import ConfigError
 from consilience.layers import check_layers
+from consilience.likelihoods import Classification
 from consilience.models import (
     MODELS,
     Pair,
@@ -21,7 +22,7 @@ from consilience.models import (
     mlp_generator,
     resnet9,
 )
-from consilience.task import Batch, Classification
+from consilience.task import Batch
 
 
 def parameters(module):

@@ -10,8 +10,9 @@ import consilience as cs
 from consilience import keys
 from consilience.data import Dataset
 from consilience.errors import DataError, TaskError
+from consilience.likelihoods import Classification, MultiLabel, Regression
 from consilience.records import rows
-from consilience.task import Batch, Classification, MultiLabel, Regression
+from consilience.task import Batch
 from consilience.vectorize import Cohorts
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

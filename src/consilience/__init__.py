@@ -65,10 +65,11 @@ from consilience.inference import (
     Tilted,
 )
 from consilience.layers import freeze_batchnorm, replace_batchnorm
+from consilience.likelihoods import Classification, MultiLabel, Regression
 from consilience.matching import BetaBernoulli, DPMeans, match
 from consilience.optimizers import AdaGrad, Adam, Momentum, Yogi
 from consilience.records import Addressed, Point, Weighted, pack, record, unpack
-from consilience.task import Batch, Classification, MultiLabel, Regression, Task
+from consilience.task import Batch, Task
 
 __version__ = "0.1.0"
 

@@ -23,8 +23,9 @@ from consilience.data import DATASETS, Compose, Crop, Data, Dataset, Federation,
 from consilience.engines import Distributed, Simulator
 from consilience.engines.simulator import PRECISIONS
 from consilience.errors import ConfigError, nearest
+from consilience.likelihoods import Classification, MultiLabel, Regression
 from consilience.models import MODELS, Pair
-from consilience.task import Classification, MultiLabel, Regression, Task
+from consilience.task import Task
 
 ALGORITHMS: dict[str, type[Method]] = {
     name: kind
@@ -339,7 +340,10 @@ class Loaded(_Loaded):
     def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
         make = resolve(name, DATASETS, where, self.folder)
         if name in DATASETS:
-            return load(name, **self._checked_options(name, arguments))
+            known = self._checked_options(name, arguments)
+            if "numbers" in options_of(name):
+                known = {"numbers": self.config.task.kind == Regression.kind, **known}
+            return load(name, **known)
         data = build(make, arguments, where.removesuffix(".name"), self.folder)
         if not isinstance(data, Data):
             raise ConfigError(f"{where}: {name} must return consilience.Data(train, test)")

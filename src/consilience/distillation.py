@@ -16,8 +16,8 @@ from consilience.errors import DataError, TaskError
 from consilience.evaluation import predict
 from consilience.experiment import fit
 from consilience.inference import Chain
+from consilience.likelihoods import Classification
 from consilience.runs import Run
-from consilience.task import Classification
 
 
 class Imitation(Classification):

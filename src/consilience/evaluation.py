@@ -18,11 +18,12 @@ from consilience.display import scores as in_words
 from consilience.display import table
 from consilience.errors import TaskError
 from consilience.gaussian import Gaussian
+from consilience.likelihoods import Regression
 from consilience.metrics import auroc, entropy, reliability
 from consilience.metrics.generative import pixels
 from consilience.report import text
 from consilience.report.generated import cells, image_samples, point_samples
-from consilience.task import Regression, Task
+from consilience.task import Task
 
 ENTROPY_BINS, WEIGHT_BINS = 20, 30
 MAX_TENSORS = 12  # whose weights are summarised one by one

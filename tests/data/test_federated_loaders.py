@@ -14,8 +14,8 @@ import consilience as cs
 from consilience.data import load, partition
 from consilience.data.loaders import stackoverflow
 from consilience.errors import ConfigError, DataError
+from consilience.likelihoods import MultiLabel
 from consilience.models import MODELS, bag_of_words
-from consilience.task import MultiLabel
 from published import (
     USERS,
     WORDS,

@@ -10,10 +10,10 @@ from consilience.comparison import Comparison, Setting
 from consilience.data import load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import SGD
+from consilience.likelihoods import Classification
 from consilience.models import mlp
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.recipes.fedep import seeded
-from consilience.task import Classification
 
 NAME, TITLE = "dp-mnist", "MNIST at 6,000 clients with differential privacy"
 TEXT = (

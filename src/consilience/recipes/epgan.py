@@ -19,13 +19,13 @@ from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.experiment import fit
 from consilience.inference import AMSGrad, ClientAdam
+from consilience.likelihoods import Classification
 from consilience.metrics import Classified, InceptionDistance, Judge, PrecisionRecall
 from consilience.models import cnn, dcgan_discriminator, dcgan_generator
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
 from consilience.report.pictures import Picture, Pictures
 from consilience.report.pictures import Row as PictureRow
-from consilience.task import Classification
 
 GAN, BAYES, PROB, FEDAVG, F2AFED = "GAN", "BayesGAN", "ProbGAN", "FedAvg-GAN", "F2A"
 EPB, EP, MIXTURE, SPRING, SAMPLES = "EP-BGAN", "EP-ProbGAN", "Mixture-EP-ProbGAN", "EP-ProbGAN, f = 0", "EP, samples"

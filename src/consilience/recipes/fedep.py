@@ -15,12 +15,12 @@ from consilience.comparison import Comparison, Setting
 from consilience.data import Compose, Crop, Dataset, Flip, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import MCMC, NGVI, SGD, Identity, Laplace, Tilted
+from consilience.likelihoods import Classification
 from consilience.metrics import best, rounds_to
 from consilience.models import cnn, mlp, resnet18
 from consilience.optimizers import Momentum, ServerOptimizer
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.runs import Run
-from consilience.task import Classification
 
 TEXT = (
     "All methods go on from the same rounds of FedAvg, with the same local optimiser and the same clients every round. "

@@ -22,10 +22,11 @@ from consilience.experiment import fit
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Newton, Tilted
 from consilience.inference.tilted import scaled_identity
+from consilience.likelihoods import Regression
 from consilience.metrics import spread
 from consilience.recipes.base import Options, Recipe
 from consilience.report.panels import Curve, Ellipse, Mark, Panel, Panels
-from consilience.task import Regression, Task
+from consilience.task import Task
 
 ENGINE = Simulator(device="cpu", chunk=5, workers=1, threads=1, precision="float64")
 

@@ -18,11 +18,11 @@ from consilience.engines import Simulator
 from consilience.experiment import fit
 from consilience.gaussian import Gaussian
 from consilience.inference import SGD, Laplace, Newton
+from consilience.likelihoods import MultiLabel
 from consilience.metrics import spread
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.report.panels import Curve, Panel, Panels
 from consilience.runs import Run
-from consilience.task import MultiLabel
 
 TEXT = (
     "Bayesian logistic regression on 920 patients with the prior N(0, 1) for every weight. The reference is the "

@@ -9,10 +9,10 @@ from consilience.data import partition
 from consilience.data.loaders import stackoverflow
 from consilience.data.loaders.files import data_root
 from consilience.inference import SGD
+from consilience.likelihoods import MultiLabel
 from consilience.models import bag_of_words
 from consilience.optimizers import AdaGrad
 from consilience.recipes.fedep import Benchmark, published, seeded
-from consilience.task import MultiLabel
 
 BATCH, WORDS, TAGS, TESTED = 100, 10_000, 500, 10_000
 CLIENTS, ALL_CLIENTS = 10_000, 342_477

@@ -27,10 +27,10 @@ from consilience.comparison import Comparison, Setting
 from consilience.data import Compose, Crop, Dataset, Federation, Flip, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import SGD
+from consilience.likelihoods import Classification
 from consilience.models import mlp, resnet18
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.recipes.fedep import published, seeded
-from consilience.task import Classification
 
 TEXT = (
     "All methods start from the same weights and do the same local work, with plain SGD: SCAFFOLD and FedDC know "

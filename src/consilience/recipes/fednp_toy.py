@@ -21,6 +21,7 @@ from consilience.data import Dataset, Federation
 from consilience.engines import Simulator
 from consilience.experiment import fit
 from consilience.inference import RMSprop
+from consilience.likelihoods import Regression
 from consilience.metrics import spread
 from consilience.ranges import Range
 from consilience.recipes.base import Options, Recipe
@@ -28,7 +29,6 @@ from consilience.recipes.fedep import seeded
 from consilience.records import rows as of_clients
 from consilience.report.panels import Curve, Mark, Panel, Panels
 from consilience.runs import Run
-from consilience.task import Regression
 from consilience.tuning import Settings, with_settings
 
 PIECES = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))

@@ -11,10 +11,10 @@ from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
 from consilience.evaluation import evaluate
 from consilience.inference import SGD, Newton
+from consilience.likelihoods import Classification
 from consilience.models import logistic
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.runs import Run
-from consilience.task import Classification
 
 TEXT = (
     "Cleveland, Hungary, Switzerland and Long Beach each hold the records of their own patients, with different "

@@ -26,6 +26,7 @@ from consilience.evaluation import evaluate
 from consilience.experiment import fit
 from consilience.files import write_atomically
 from consilience.inference import AMSGrad
+from consilience.likelihoods import Classification
 from consilience.matching import BetaBernoulli, Clusterer, DPMeans
 from consilience.metrics import spread
 from consilience.models import mlp
@@ -35,7 +36,7 @@ from consilience.recipes.fedep import seeded
 from consilience.records import Point
 from consilience.report.panels import Curve, Panel, Panels
 from consilience.runs import Run
-from consilience.task import Classification, Task
+from consilience.task import Task
 
 Scores = dict[str, dict[str, float]]  # by method and metric
 MNIST = AMSGrad(lr=0.01, epochs=10, batch=32, weight_decay=1e-6)

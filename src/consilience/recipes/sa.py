@@ -18,12 +18,12 @@ from consilience.comparison import Comparison, Row, Setting, compare
 from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import SGD, Tapered
+from consilience.likelihoods import Classification
 from consilience.models import lenet5, resnet9
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
 from consilience.report.panels import Curve, Panel, Panels
 from consilience.runs import Run
-from consilience.task import Classification
 
 CLIENTS, TAIL = 10, 20  # the last rounds, whose scores say how smooth a curve is
 TRAIN = SGD(lr=0.1, epochs=5, batch=16)

@@ -20,11 +20,12 @@ from consilience.engines import Simulator
 from consilience.experiment import fit
 from consilience.inference import SGD
 from consilience.inference.schedules import Tapered
+from consilience.likelihoods import Regression
 from consilience.metrics import spread
 from consilience.recipes import fedep_hospitals
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.report.panels import Curve, Mark, Panel, Panels
-from consilience.task import Batch, Regression, Task
+from consilience.task import Batch, Task
 
 ENGINE = Simulator(device="cpu", chunk=4, workers=1, threads=1, precision="float64")
 TAPERING, CONSTANT, THEORY = "tapering steps", "constant step", "theory"
