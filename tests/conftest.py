@@ -22,3 +22,10 @@ def _plain_kernels():
     """oneDNN's bfloat16 kernels end the process on virtual machines that promise AMX and do not have it."""
     with torch.backends.mkldnn.flags(enabled=False):
         yield
+
+
+@pytest.fixture
+def sketched(monkeypatch):
+    """Figures are painted but not laid out, which takes longer than a small run: tests/report looks at them."""
+    nothing = b'<svg width="1pt" height="1pt"></svg>'
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, out, **options: out.write(nothing))

@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from matplotlib.figure import Figure
 
 from consilience import __version__, cli, load_posterior
 from consilience.config import Config
 from consilience.recipes import RECIPES
+
+pytestmark = pytest.mark.usefixtures("sketched")
 
 BASE: dict[str, Any] = {
     "data": {"name": "heart-disease"},
@@ -92,13 +93,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are painted but not laid out, which takes longer than all else here: tests/report looks at them."""
-    nothing = b'<svg width="1pt" height="1pt"></svg>'
-    monkeypatch.setattr(Figure, "savefig", lambda _, out, **options: out.write(nothing))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ WRITTEN = {
 
 
 @pytest.fixture
-def reproduce(tmp_path):
+def reproduce(tmp_path, sketched):
     """A recipe in this test's folder: (exit code, stdout, stderr)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
