@@ -220,7 +220,7 @@ def test_compiled_the_gradient_is_the_same(around, caplog, monkeypatch):
     batch = cs.Batch(*(torch.stack([getattr(one, name) for one in many]) for name in ("x", "y", "w", "key")))
     found = []
     for compile in (False, True):
-        task = game(dropout=0.4, generators=1).prepare(dtype=torch.float64, compile=compile, chunk=3)
+        task = game(dropout=0.4, generators=1, discriminators=1).prepare(dtype=torch.float64, compile=compile, chunk=3)
         found.append(task.gradient()(torch.stack([weights(task, k) for k in range(3)]), batch))
     for plain, compiled in zip(*found, strict=True):
         torch.testing.assert_close(plain, compiled, rtol=1e-9, atol=1e-12)
