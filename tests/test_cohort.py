@@ -248,10 +248,10 @@ def test_means_see_inputs_as_evaluation_does():
 def test_compiled_batches_are_those_of_plain_code():
     """Bytes to numbers, crop, flip: some hundred small operations, which a GPU has as a few."""
     made = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (28, 3, 8, 8), dtype=torch.uint8, generator=made)
+    images = torch.randint(256, (30, 3, 8, 8), dtype=torch.uint8, generator=made)
     scale, shift = torch.tensor([0.01, 0.02, 0.03]).view(3, 1, 1), torch.tensor(-1.0)
-    fed = Federation.from_owner(Dataset(images, torch.arange(28) % 4, scale=scale, shift=shift), torch.arange(28) % 4)
-    changed = Compose((Crop(6, padding=1), Flip()))
+    fed = Federation.from_owner(Dataset(images, torch.arange(30) % 4, scale=scale, shift=shift), torch.arange(30) % 4)
+    changed = Compose((Crop(6, padding=1), Flip(), Crop(5)))
     compiled, found = Checked(take), []
     for how in (take, compiled):
         for round in (1, 2):
@@ -259,7 +259,7 @@ def test_compiled_batches_are_those_of_plain_code():
             found += [(how is take, k, batch) for k, batch in group.epoch(0, 7)]
     assert compiled.run is not take  # it was not refused
     plain, fast = ([one[1:] for one in found if one[0] is kind] for kind in (True, False))
-    assert [k for k, _ in plain] == [4, 4]
+    assert {k for k, _ in plain} == {4, 2}
     for (k, a), (other, b) in zip(plain, fast, strict=True):
         assert k == other
         assert torch.equal(a.y, b.y)

@@ -238,9 +238,9 @@ def predicted(task, theta, f, mean, var):
     return (out.square() + spread - spread.log()).mean()
 
 
-def cohort(layer, clients=3):
+def cohort(layer, clients=3, hidden=4):
     torch.manual_seed(0)
-    task = cs.Classification(nn.Linear(2, 2)).extend(npn=npn(3, 4, 6, layer))
+    task = cs.Classification(nn.Linear(2, 2)).extend(npn=npn(3, hidden, 6, layer))
     theta = task.initial() + 0.1 * noise(clients, task.size).float()
     return task, (theta, noise(clients, 1).float(), noise(clients, 3).float(), noise(clients, 3).float().exp())
 
@@ -254,3 +254,22 @@ def test_as_a_part_of_a_task_a_cohort_is_its_clients_one_by_one(layer, plain):
         alone = task.gradient(predicted)(*(part[k : k + 1] for part in case))
         for got, wanted in zip(together, alone, strict=True):
             torch.testing.assert_close(got[k : k + 1], wanted, rtol=1e-4, atol=1e-6)
+
+
+class Each(nn.Module):
+    """Every activation on its share of the coordinates, so that the compiler is asked once."""
+
+    def forward(self, mean, var):
+        parts = zip(
+            mean.chunk(len(ACTIVATIONS), -1), var.chunk(len(ACTIVATIONS), -1), ACTIVATIONS.values(), strict=True
+        )
+        return tuple(map(torch.cat, zip(*(layer(m, v) for m, v, (layer, _) in parts), strict=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+def test_compiled_it_is_the_same():
+    task, case = cohort(Each(), hidden=3 * len(ACTIVATIONS))
+    compiled = task.prepare(compile=True, chunk=3)
+    for got, wanted in zip(compiled.gradient(predicted)(*case), task.gradient(predicted)(*case), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)

@@ -466,7 +466,9 @@ def penalised(task, theta, batch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-def test_compiled_cohorts_give_the_same_and_compile_once_a_size():
+@pytest.mark.parametrize("around", [True, False])  # slopes around vmap, as on a GPU, or inside
+def test_compiled_cohorts_give_the_same_and_compile_once_a_size(around, monkeypatch):
+    monkeypatch.setattr(Cohorts, "on_gpu", around)
     task, theta, batch = problem("classification", 8, (4,), dropout_mlp(), size=9, dtype=torch.float32)
     compiled = Classification(dropout_mlp()).prepare(compile=True, chunk=8)
 

@@ -32,6 +32,14 @@ def held(sizes: Any = RAGGED) -> Federation:
     return Federation.from_owner(Dataset(torch.zeros(len(owner), 1), torch.arange(len(owner)) % 2), owner, how="toy")
 
 
+def test_an_empty_set_has_owners_only_if_they_are_named_or_counted() -> None:
+    nothing = Dataset(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64), name="ward")
+    with pytest.raises(DataError, match="ward has no examples, so nobody can own one"):
+        Federation.from_owner(nothing, [])
+    assert Federation.from_owner(nothing, [], clients=2).sizes.tolist() == [0, 0]
+    assert Federation.from_owner(nothing, [], names=("a", "b", "c")).sizes.tolist() == [0, 0, 0]
+
+
 def rows(fed: Federation, client: int, round: int) -> list[int]:
     (offset,), (size,) = (part.tolist() for part in fed.part(torch.tensor([client]), round))
     return fed.order[offset : offset + size].tolist()

@@ -45,10 +45,9 @@ class Federation:
         owner, names = whole(owner, f"{data.name}: owners"), None if names is None else tuple(map(str, names))
         if len(owner) != len(data):
             raise DataError(f"{len(owner)} owners for the {len(data)} examples of {data.name}")
-        count = clients or len(names or ())
-        if not count and not len(owner):
+        if not (clients or names or len(owner)):
             raise DataError(f"{data.name} has no examples, so nobody can own one")
-        count = count or int(owner.max()) + 1
+        count = clients or len(names or ()) or int(owner.max()) + 1
         if len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < count:
             raise DataError(f"owners must lie in 0..{count - 1}, found {int(owner.min())}..{int(owner.max())}")
         sizes = torch.bincount(owner, minlength=count)
