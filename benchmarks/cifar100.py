@@ -28,9 +28,9 @@ from pathlib import Path
 import torch
 
 import consilience as cs
-from consilience.loop import Interrupted
 from consilience.metrics import best, rounds_to
 from consilience.recipes import fedep, fednp
+from consilience.runs.loop import Interrupted
 
 WARM = "warm"
 

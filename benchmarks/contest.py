@@ -13,7 +13,7 @@ import statistics
 import torch
 
 import consilience as cs
-from consilience import keys
+from consilience.core import keys
 from consilience.engines.simulator import Simulator
 from consilience.engines.states import InMemory
 from simulator import seconds
@@ -31,7 +31,7 @@ class Contestant:
         )
         ready, sizes = self.session.task, federation.sizes
         counts = (torch.tensor(value) for value in (0, len(federation), federation.examples))
-        info = cs.Info(ready.initial() if initial is None else initial, *counts)
+        info = cs.data.Info(ready.initial() if initial is None else initial, *counts)
         self.server = algorithm.start(ready, info)
         self.states = InMemory(lambda ids: algorithm.client(ready, info, sizes[ids].float().unsqueeze(1)))
 

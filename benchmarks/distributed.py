@@ -30,7 +30,7 @@ def federation(clients, each=600):
 def seconds(engine, rounds, clients):
     torch.manual_seed(0)
     task = cs.Classification(mlp(inputs=(1, 28, 28), outputs=10, hidden=(200,)))
-    algorithm = cs.FedAvg(cs.SGD(lr=0.05, epochs=1, batch=20))
+    algorithm = cs.FedAvg(cs.SGD(lr=0.05, epochs=1, batch_size=20))
     run = cs.fit(algorithm, task, federation(clients), rounds=rounds, engine=engine, progress=False)
     return {"seconds": statistics.median(line["seconds"] for line in run.history[1:]), "plan": str(run.plan)}
 

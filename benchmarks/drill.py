@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 
 import consilience as cs
-from consilience.checkpoint import RunDirectory
-from consilience.engines.flower.folder import Folder
-from consilience.engines.flower.letters import Token
-from consilience.engines.flower.loopback import Loopback
-from consilience.engines.flower.roster import Roster
-from consilience.records import leaves, tree_map
+from consilience.core.records import leaves, tree_map
+from consilience.flower.folder import Folder
+from consilience.flower.letters import Token
+from consilience.flower.loopback import Loopback
+from consilience.flower.roster import Roster
+from consilience.runs.directory import RunDirectory
 
 APP = Path(__file__).parent / "drill_app"
 sys.path.insert(0, str(APP))

@@ -29,9 +29,9 @@ import sys
 import torch
 
 import consilience as cs
+from consilience.core.errors import DataError
 from consilience.engines.simulator import Simulator
 from consilience.engines.workers import give_memory_back
-from consilience.errors import DataError
 from consilience.models import logistic, mlp
 from consilience.recipes.fedep import MNIST_WRITERS
 from contest import Contestant, contest, machine
@@ -91,8 +91,8 @@ def alone(clients, repeats):
     torch.manual_seed(0)
     task = cs.Classification(logistic((64,), 10))
     before = held()
-    train = cs.SGD(lr=0.1, batch=EXAMPLES)
-    methods = {"FedAvg": cs.FedAvg(train), "FedSEP(I)": cs.FedSEP(cs.Identity(train))}
+    train = cs.SGD(lr=0.1, batch_size=EXAMPLES)
+    methods = {"FedAvg": cs.FedAvg(train), "FedSEP(I)": cs.algorithms.FedSEP(cs.inference.Identity(train))}
     crew = {
         f"{name} {cohort}": Contestant(method, task, federation, cohort, engine=Simulator("cpu", cohort, 1, 1))
         for name, method in methods.items()

@@ -34,7 +34,7 @@ def main():
     parser.add_argument("--methods", nargs="*", help="beside FedAvg; all if left out")
     options = parser.parse_args()
     federation = cs.partition.iid(images("fashion-mnist", CLIENTS * EXAMPLES), CLIENTS)
-    methods = everyone(cs.SGD(lr=0.05, epochs=options.epochs, batch=20))
+    methods = everyone(cs.SGD(lr=0.05, epochs=options.epochs, batch_size=20))
     names = ["FedAvg", *(options.methods or [m for m in methods if m not in ("FedAvg", "Pooled")])]
     for name in options.networks or NETWORKS:
         torch.manual_seed(0)

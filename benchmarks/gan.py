@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 import consilience as cs
-from consilience.algorithms.players import ADAM, NOISY
+from consilience.algorithms.gan.players import ADAM, NOISY
 from consilience.models import dcgan_discriminator, dcgan_generator
 from contest import Contestant, contest, machine
 
@@ -32,15 +32,15 @@ def noise(side, batch):
 
 def methods(batch, epochs):
     """ProbGAN first: it is the measure."""
-    noisy = replace(NOISY, batch=batch, epochs=epochs)
+    noisy = replace(NOISY, batch_size=batch, epochs=epochs)
     ep = cs.EPGAN(noisy)
     return {
-        "ProbGAN": cs.ProbGAN(noisy),
+        "ProbGAN": cs.algorithms.ProbGAN(noisy),
         "EP-ProbGAN": ep,
         "EP, f = 0": replace(ep, sites="nothing"),
         "EP, samples": replace(ep, sites="samples"),
         "Mixture": replace(ep, components=10),
-        "GAN": cs.FedGAN(replace(ADAM, batch=batch, epochs=epochs), single=True),
+        "GAN": cs.FedGAN(replace(ADAM, batch_size=batch, epochs=epochs), single=True),
     }
 
 
@@ -48,10 +48,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
-    for name, value in {"width": 16, "batch": 32, "side": 28, "epochs": 5, "repeats": 3}.items():
+    for name, value in {"width": 16, "batch_size": 32, "side": 28, "epochs": 5, "repeats": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
-    federation = noise(options.side, options.batch)
+    federation = noise(options.side, options.batch_size)
     torch.manual_seed(0)
     shape = (1, options.side, options.side)
     players = dcgan_generator(100, shape, options.width), dcgan_discriminator(shape, options.width)
@@ -62,8 +62,8 @@ def main():
         engine = cs.Simulator(device=options.device, chunk=chunk, compile=options.compile, **workers)
         return Contestant(method, task, federation, CLIENTS, engine=engine)
 
-    steps, crew = options.epochs * STEPS, methods(options.batch, options.epochs)
-    print(f"{CLIENTS} clients x {steps} steps of {options.batch} images, width {options.width}, {options.side} px")
+    steps, crew = options.epochs * STEPS, methods(options.batch_size, options.epochs)
+    print(f"{CLIENTS} clients x {steps} steps of {options.batch_size} images, width {options.width}, {options.side} px")
     print(f"{options.device}; {machine()}")
     contest({label: enter(method, CLIENTS) for label, method in crew.items()}, options.repeats)
     for label in ("GAN", "ProbGAN", "EP-ProbGAN"):

@@ -31,10 +31,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch.utils.flop_counter import FlopCounterMode
 
 import consilience as cs
-from consilience.inference import SGD
+from consilience.compute.vectorize import stepper
+from consilience.data.batch import Batch
 from consilience.models import cnn, lenet5, mlp, resnet18
-from consilience.task import Batch
-from consilience.vectorize import stepper
+from consilience.optim import SGD
 
 BATCH, LARGEST, LOOPED = 20, 50, 10
 NETWORKS = {

@@ -38,7 +38,7 @@ def main():
 
     torch.manual_seed(0)
     run = cs.fit(
-        cs.FedAvg(cs.SGD(lr=0.1, batch=10)),
+        cs.FedAvg(cs.SGD(lr=0.1, batch_size=10)),
         cs.Classification(logistic((784,), 10)),
         federation,
         rounds=options.rounds,

@@ -28,13 +28,13 @@ import torch
 from torch import nn
 
 import consilience as cs
-from consilience import keys
+from consilience.core import keys
+from consilience.core.errors import DataError
 from consilience.engines.states import InMemory
-from consilience.errors import DataError
 from consilience.models import cnn, lenet5, logistic, mlp
 
 WORKLOADS = ("W1", "W2", "W3", "W4")
-TRAIN = cs.SGD(lr=0.05, epochs=1, batch=20)
+TRAIN = cs.SGD(lr=0.05, epochs=1, batch_size=20)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def workload(name):
         return Workload("CNN 32-64-128-62, 10 of 100 clients x 600", cnn((1, 28, 28), 62), 100, 10, 2)
     if name == "W3":
         return Workload("logistic regression, 500 of 10,000 clients x 6", logistic((1, 28, 28), 10), 10_000, 500, 8)
-    module, train = lenet5((1, 28, 28), 10), replace(TRAIN, batch=16)
+    module, train = lenet5((1, 28, 28), 10), replace(TRAIN, batch_size=16)
     return Workload("LeNet-5, 10 of 10 clients x 600", module, 10, 10, 4, train, "fashion-mnist", 6_000)
 
 
@@ -98,7 +98,7 @@ class Loop:
         for rows in shuffles:
             self.module.load_state_dict(self.weights)
             optimizer = torch.optim.SGD(self.module.parameters(), lr=self.train.lr)
-            for batch in rows.split(self.train.batch):
+            for batch in rows.split(self.train.batch_size):
                 optimizer.zero_grad()
                 self.loss(self.module(self.x[batch]), self.y[batch]).backward()
                 optimizer.step()
@@ -118,7 +118,7 @@ class Ours:
         task = cs.Classification(job.module)
         self.session = engine.open(self.algorithm, task, federation, seed=0, cohort=job.cohort, rounds=100)
         task = self.session.task
-        info = cs.Info(*(torch.as_tensor(v) for v in (task.initial(), 0, job.clients, federation.examples)))
+        info = cs.data.Info(*(torch.as_tensor(v) for v in (task.initial(), 0, job.clients, federation.examples)))
         self.server, self.states = self.algorithm.start(task, info), InMemory(lambda ids: None)
 
     def round(self, ids, number):

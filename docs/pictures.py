@@ -27,7 +27,7 @@ STYLE = {
 }  # fmt: skip
 GRID = torch.linspace(-1.5, 4.5, 201)
 NAMES = ("north", "south", "west")
-METHOD = cs.FedEP(cs.Newton(), damping=1.0, prior=0.5)
+METHOD = cs.FedEP(cs.inference.Newton(), damping=1.0, prior=0.5)
 ENGINE = cs.Simulator(device="cpu", chunk=20, workers=1)
 
 
@@ -110,7 +110,7 @@ def belief_pictures() -> dict[str, Figure]:
     client = 2
     old = cs.Gaussian(sites.eta[client], sites.lam[client])
     cavity = q / old
-    cohort = cs.Cohort(federation, torch.tensor([client]), round=2, round_size=3, seed=0)
+    cohort = cs.data.Cohort(federation, torch.tensor([client]), round=2, round_size=3, seed=0)
     found = METHOD.infer(task, cs.Gaussian(cavity.eta.view(1, 1), cavity.lam.view(1, 1, 1)), q.mean, cohort)
     tilted = cs.Gaussian(found.eta[0], found.lam[0])
     seen = likelihood(task, federation.client(client))

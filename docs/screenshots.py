@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 import consilience as cs
-from consilience.comparison import Setting, compare
 from consilience.data import Dataset, partition
 from consilience.models import mlp
 from consilience.recipes import RECIPES, Options
 from consilience.report import write_report
+from consilience.studies.compare import Setting, compare
 
 IMAGES = Path(__file__).parent / "images"
 FRAME = (
@@ -55,11 +55,11 @@ def digits(out: Path) -> None:
             torch.manual_seed(seed)
             return Setting(cs.Classification(mlp(inside.x.shape[1:], 8, hidden=(24,))), train, test)
 
-    train = cs.SGD(lr=0.05, epochs=2, batch=16, weight_decay=1e-3)
+    train = cs.SGD(lr=0.05, epochs=2, batch_size=16, weight_decay=1e-3)
     methods = {
         "FedAvg": cs.FedAvg(train),
         "FedProx": cs.FedProx(train, mu=0.1),
-        "FedEP": cs.FedEP(cs.Laplace(train, kappa=20.0), damping=0.3),
+        "FedEP": cs.FedEP(cs.inference.Laplace(train, kappa=20.0), damping=0.3),
         "LocalOnly": cs.LocalOnly(train),
     }
     result = compare(

@@ -19,14 +19,14 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--quick", action="store_true", help="one seed, one request")
 quick = parser.parse_args().quick
 CLIENTS, FIRST, EACH, REQUESTS, SEEDS = 5, 10, 8, 1 if quick else 3, 1 if quick else 5
-METHOD = cs.FedEP(cs.Newton(steps=2), damping=1.0, prior=1.0)  # a full Gaussian over all 170 weights
+METHOD = cs.FedEP(cs.inference.Newton(steps=2), damping=1.0, prior=1.0)  # a full Gaussian over all 170 weights
 ENGINE = cs.Simulator(device="cpu", chunk=CLIENTS, workers=1)
 digits = cs.load("digits")
 common = (digits.train.y < 2) | (torch.arange(len(digits.train)) % 8 == 0)
 POOLS = {"all digits alike": digits.train, "mostly 0 and 1": digits.train.subset(common.nonzero().flatten())}
 
 
-def learn(pool: cs.Dataset, known: torch.Tensor, owner: torch.Tensor) -> cs.Run:
+def learn(pool: cs.Dataset, known: torch.Tensor, owner: torch.Tensor) -> cs.runs.Run:
     rows = known.nonzero().flatten()
     federation = cs.Federation.from_owner(pool.subset(rows), owner[rows], clients=CLIENTS)
     module = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))

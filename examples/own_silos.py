@@ -35,20 +35,20 @@ def read(path: Path) -> cs.Dataset:
     return cs.Dataset((table[:, :3] - CENTRE) / SPREAD, table[:, 3].long(), ("well", "ill"), name=path.stem)
 
 
-def setting(seed: int) -> cs.Setting:  # another split and other initial weights for every seed
+def setting(seed: int) -> cs.studies.Setting:  # another split and other initial weights for every seed
     federation = cs.Federation.from_silos({path.stem: read(path) for path in sorted(SILOS.glob("*.csv"))})
     train, test = federation.split(0.25, seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return cs.Setting(cs.Classification(Net()), train, test)
+        return cs.studies.Setting(cs.Classification(Net()), train, test)
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--quick", action="store_true", help="one seed, a few rounds")
 parser.add_argument("--out", type=Path, default=Path("runs/own-silos"))
 options = parser.parse_args()
-sgd = cs.SGD(lr=0.3, epochs=5, batch=32)
-ep = cs.FedEP(cs.Identity(sgd, scale=0.5), damping=1.0)  # scale: the precision that an example brings
+sgd = cs.SGD(lr=0.3, epochs=5, batch_size=32)
+ep = cs.FedEP(cs.inference.Identity(sgd, scale=0.5), damping=1.0)  # scale: the precision that an example brings
 methods = [cs.FedAvg(sgd), cs.FedProx(sgd, mu=0.1), ep, cs.LocalOnly(sgd), cs.Pooled(sgd)]
 size = {"seeds": 1, "rounds": 3} if options.quick else {"seeds": 3, "rounds": 12}
 engine = cs.Simulator(device="cpu", chunk=3, workers=1)  # left out, the fastest way is found by timing

@@ -1,199 +1,111 @@
-"""Consilience: one model from data that may not be pooled, with honest uncertainty."""
+"""Consilience: one model from data that may not be pooled, with honest uncertainty.
 
-from consilience.accounting import epsilon
-from consilience.adversarial import Adversarial, LeastSquares, Wasserstein
+The names that most scripts need are here. The rest is in namespaces: `algorithms`, `optim` (client optimisers),
+`server` (server optimisers), `inference`, `matching`, `metrics`, `models`, `data`, `tasks`, `engines`, `evaluation`,
+`runs`, `studies` and `core` (records, Gaussians, keys).
+"""
+
+from consilience import (
+    algorithms,
+    core,
+    data,
+    engines,
+    evaluation,
+    inference,
+    matching,
+    metrics,
+    models,
+    optim,
+    runs,
+    server,
+    studies,
+    tasks,
+)  # fmt: skip
 from consilience.algorithms import (
-    ADF,
     EPGAN,
-    F2A,
-    MOON,
     PFNM,
     SAFL,
     SCAFFOLD,
     Algorithm,
-    BayesGAN,
-    Downpour,
-    Ensemble,
     FedAvg,
-    FedAvgGAN,
-    FedBE,
-    FedDC,
-    FedDyn,
     FedEP,
     FedGAN,
-    FedLA,
-    FedNova,
     FedNP,
-    FedPA,
-    FedPADiagonal,
     FedProx,
-    FedSEP,
-    FedSGD,
-    Krum,
     LocalOnly,
-    Median,
     Pooled,
     Private,
-    ProbGAN,
     Robust,
     Switch,
-    TrimmedMean,
     algorithm,
-)
-from consilience.beliefs import Mixture
-from consilience.cohort import Cohort, Info
-from consilience.data import Compose, Crop, Data, Dataset, Federation, Flip, load, partition
-from consilience.engines import Distributed, Plan, Simulator
-from consilience.errors import ClientError, ConsilienceError
-from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
-from consilience.gaussian import Gaussian
-from consilience.inference import (
-    MCMC,
-    NGVI,
-    SGD,
-    SGHMC,
-    SGLD,
-    AMSGrad,
-    ClientAdam,
-    Cosine,
-    Identity,
-    Laplace,
-    Newton,
-    PerClient,
-    RMSprop,
-    Tapered,
-    Tilted,
-)
-from consilience.layers import freeze_batchnorm, replace_batchnorm
-from consilience.likelihoods import Classification, MultiLabel, Regression
-from consilience.matching import BetaBernoulli, DPMeans, match
-from consilience.optimizers import AdaGrad, Adam, Momentum, Yogi
-from consilience.records import Addressed, Point, Weighted, pack, record, unpack
-from consilience.task import Batch, Task
-
-__version__ = "0.1.0"
-
-from consilience import models, tracking
-from consilience.checkpoint import StoredRun, load_posterior, load_run
-from consilience.comparison import Comparison, Setting, compare
-from consilience.distillation import distil
-from consilience.experiment import fit
-from consilience.ranges import Choice, Range
-from consilience.report import write_report
-from consilience.runs import Callback, Run
+)  # fmt: skip
+from consilience.core import ConsilienceError, Gaussian, Point, Weighted, record
+from consilience.core.version import __version__
+from consilience.data import Data, Dataset, Federation, load, partition
+from consilience.engines import Distributed, Simulator
+from consilience.evaluation import evaluate
+from consilience.optim import SGD
+from consilience.report import plot, write_report
+from consilience.runs import fit, load_posterior, load_run
+from consilience.studies import compare, tune
+from consilience.tasks import Adversarial, Classification, MultiLabel, Regression, Task
 
 __all__ = [
-    "ADF",
     "EPGAN",
-    "F2A",
-    "MCMC",
-    "MOON",
-    "NGVI",
     "PFNM",
     "SAFL",
     "SCAFFOLD",
     "SGD",
-    "SGHMC",
-    "SGLD",
-    "AMSGrad",
-    "AdaGrad",
-    "Adam",
-    "Addressed",
     "Adversarial",
     "Algorithm",
-    "Batch",
-    "BayesGAN",
-    "BetaBernoulli",
-    "Callback",
-    "Choice",
     "Classification",
-    "ClientAdam",
-    "ClientError",
-    "Cohort",
-    "Comparison",
-    "Compose",
     "ConsilienceError",
-    "Cosine",
-    "Crop",
-    "DPMeans",
     "Data",
     "Dataset",
-    "Detection",
     "Distributed",
-    "Downpour",
-    "Ensemble",
-    "Evaluation",
     "FedAvg",
-    "FedAvgGAN",
-    "FedBE",
-    "FedDC",
-    "FedDyn",
     "FedEP",
     "FedGAN",
-    "FedLA",
     "FedNP",
-    "FedNova",
-    "FedPA",
-    "FedPADiagonal",
     "FedProx",
-    "FedSEP",
-    "FedSGD",
     "Federation",
-    "Flip",
     "Gaussian",
-    "Identity",
-    "Info",
-    "Krum",
-    "Laplace",
-    "LeastSquares",
     "LocalOnly",
-    "Median",
-    "Mixture",
-    "Momentum",
     "MultiLabel",
-    "Newton",
-    "PerClient",
-    "Plan",
     "Point",
     "Pooled",
     "Private",
-    "ProbGAN",
-    "RMSprop",
-    "Range",
     "Regression",
     "Robust",
-    "Run",
-    "Setting",
     "Simulator",
-    "StoredRun",
     "Switch",
-    "Tapered",
     "Task",
-    "Tilted",
-    "TrimmedMean",
-    "Uncertainty",
-    "Wasserstein",
     "Weighted",
-    "Yogi",
+    "__version__",
     "algorithm",
+    "algorithms",
     "compare",
-    "detect",
-    "distil",
-    "epsilon",
+    "core",
+    "data",
+    "engines",
     "evaluate",
+    "evaluation",
     "fit",
-    "freeze_batchnorm",
+    "inference",
     "load",
     "load_posterior",
     "load_run",
-    "match",
+    "matching",
+    "metrics",
     "models",
-    "pack",
+    "optim",
     "partition",
+    "plot",
     "record",
-    "replace_batchnorm",
-    "tracking",
-    "uncertainty",
-    "unpack",
+    "runs",
+    "server",
+    "studies",
+    "tasks",
+    "tune",
     "write_report",
-]
+]  # fmt: skip

@@ -19,7 +19,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from consilience.errors import CheckpointError, ConfigError, ConsilienceError, nearest
+from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError, nearest
 
 if TYPE_CHECKING:
     from consilience.engines import Distributed, Simulator
@@ -42,7 +42,7 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file;
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from consilience import __version__
+        from consilience.core.version import __version__
 
         print(f"consilience {__version__}")
         raise typer.Exit
@@ -91,7 +91,7 @@ def run(
     name = "FedAvg"           # consilience list algorithms
     lr = 0.05                 # short for algorithm.train.lr, or algorithm.infer.train.lr
     epochs = 1
-    batch = 20
+    batch_size = 20
     server = { name = "Adam", lr = 0.01 }
     [run]
     rounds = 100
@@ -109,11 +109,11 @@ def run(
     """
     import tomli_w
 
-    from consilience.config import read_config
-    from consilience.experiment import fit
-    from consilience.files import explained, write_atomically
-    from consilience.runs import Callback
-    from consilience.tracking import TensorBoard
+    from consilience.config.schema import read_config
+    from consilience.core.files import explained, write_atomically
+    from consilience.runs.fit import fit
+    from consilience.runs.run import Callback
+    from consilience.runs.tracking import TensorBoard
 
     loaded = read_config(config, set_)
     section, directory = loaded.config.run, out or Path(loaded.config.run.out or f"runs/{config.stem}")
@@ -186,8 +186,8 @@ def compare(
     ranges, on a fifth of the first seed's training data that the trials do not learn from; then all seeds are run with
     its best settings. Ctrl-C saves; `--resume` goes on, also with tuning.
     """
-    from consilience.comparison import compare as compare_methods
-    from consilience.config import read_config
+    from consilience.config.schema import read_config
+    from consilience.studies.compare import compare as compare_methods
 
     listed = [f"compare.algorithms={json.dumps(algorithms.split(','))}"] if algorithms else []
     loaded = read_config(config, [*(set_ or []), *listed])
@@ -271,7 +271,7 @@ def list_(
     """What there is to choose from."""
     import inspect
 
-    from consilience.config import ALGORITHMS, PARTITIONS
+    from consilience.config.schema import ALGORITHMS, PARTITIONS
     from consilience.data import DATASETS
     from consilience.models import MODELS
     from consilience.recipes import RECIPES
@@ -304,8 +304,8 @@ def new(
     The config's data are read once, to see what an example looks like; its partition says how many sites there are.
     Next: README.md in DIR.
     """
-    from consilience.config import read_config
-    from consilience.deployment.new import write_app
+    from consilience.config.schema import read_config
+    from consilience.flower.deployment.new import write_app
 
     for file in write_app(directory, read_config(config, set_)):
         messages.print(str(file), soft_wrap=True)
@@ -321,10 +321,10 @@ def gate(
     ),
 ) -> None:
     """What sites reach: lets them through to the link, and nobody start runs or add sites."""
-    from consilience.deployment import need_flower
+    from consilience.flower.deployment import need_flower
 
     need_flower()
-    from consilience.deployment.gate import keep
+    from consilience.flower.deployment.gate import keep
 
     keep(link, host, port, certificates)
 
@@ -366,7 +366,7 @@ def _launcher(engine: Simulator | Distributed) -> list[str]:
 @contextlib.contextmanager
 def _resumable(command: list[str], leads: bool = True) -> Iterator[None]:
     """Ctrl-C ends with the command that goes on, said once."""
-    from consilience.loop import Interrupted
+    from consilience.runs.loop import Interrupted
 
     try:
         yield

@@ -13,22 +13,23 @@ import torch
 from torch import nn
 
 import consilience as cs
-from consilience import algorithms, guards
-from consilience.algorithms.players import Players
+from consilience import algorithms
+from consilience.algorithms.gan.players import Players
+from consilience.core import guards
+from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core.records import Addressed, leaves, rows, tree_map
 from consilience.engines.states import InMemory
 from consilience.engines.work import compute
-from consilience.errors import ConfigError, ConsilienceError
-from consilience.records import Addressed, leaves, rows, tree_map
 
 SIZES = (97, 64, 41, 33, 20, 7, 1)  # a last batch of one, and steps that only the largest client takes
-LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch=16, weight_decay=0.01)
-PLAY = cs.ClientAdam(lr=0.01, epochs=1, batch=64, weight_decay=0.01, noise=1e-3)  # a GAN's step is a dear one
+LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=16, weight_decay=0.01)
+PLAY = cs.optim.Adam(lr=0.01, epochs=1, batch_size=64, weight_decay=0.01, noise=1e-3)  # a GAN's step is a dear one
 REPEATABLE = {"noise": 0.01, "noise_from": "seed"}  # of Private, whose noise is else another in every run
 
 
 def plays(algorithm):
     """Whether a method is one for GANs."""
-    return isinstance(getattr(algorithm, "method", algorithm), Players | cs.FedAvgGAN | cs.F2A)
+    return isinstance(getattr(algorithm, "method", algorithm), Players | cs.algorithms.FedAvgGAN | cs.algorithms.F2A)
 
 
 def with_training(part, train):
@@ -60,33 +61,42 @@ ALGORITHMS = [
     for kind in vars(algorithms).values()
     if inspect.isclass(kind) and issubclass(kind, cs.Algorithm) and not inspect.isabstract(kind)
 ]
-SERVERS = (cs.Momentum(1.0, 0.9), cs.Adam(), cs.Yogi(), cs.AdaGrad())
+SERVERS = (cs.server.Momentum(1.0, 0.9), cs.server.Adam(), cs.server.Yogi(), cs.server.AdaGrad())
 ALGORITHMS += [cs.FedAvg(LOCAL, server=server) for server in SERVERS]
-LAPLACE = cs.Laplace(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch=16)
-NGVI = cs.NGVI(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch=16, samples=2)
+LAPLACE = cs.inference.Laplace(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch_size=16)
+NGVI = cs.inference.NGVI(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch_size=16, samples=2)
 ALGORITHMS += [
-    *(cs.FedEP(infer) for infer in (cs.MCMC(LOCAL), LAPLACE, NGVI)),
-    cs.FedEP(cs.Newton(), prior=1.0),
-    *(cs.FedEP(cs.Identity(LOCAL), server) for server in (cs.Momentum(0.5, 0.9), cs.Adam(1.0), cs.AdaGrad(1.0))),
-    cs.FedSEP(NGVI),
-    cs.ADF(LAPLACE),
-    cs.FedPADiagonal(LAPLACE),
-    cs.Ensemble(LOCAL, by_class=True),
-    cs.PFNM(LOCAL, how=cs.DPMeans(penalty=1.0)),
+    *(cs.FedEP(infer) for infer in (cs.inference.MCMC(LOCAL), LAPLACE, NGVI)),
+    cs.FedEP(cs.inference.Newton(), prior=1.0),
+    *(
+        cs.FedEP(cs.inference.Identity(LOCAL), server)
+        for server in (cs.server.Momentum(0.5, 0.9), cs.server.Adam(1.0), cs.server.AdaGrad(1.0))
+    ),
+    cs.algorithms.FedSEP(NGVI),
+    cs.algorithms.ADF(LAPLACE),
+    cs.algorithms.FedPADiagonal(LAPLACE),
+    cs.algorithms.Ensemble(LOCAL, by_class=True),
+    cs.PFNM(LOCAL, how=cs.matching.DPMeans(penalty=1.0)),
     cs.PFNM(LOCAL, streaming=True),
-    cs.PFNM(cs.AMSGrad(lr=0.01, epochs=2, batch=16), observe_missing=False),
-    cs.FedNP(cs.RMSprop(lr=0.01, epochs=2, batch=16), signal="losses", signal_hidden=4, own_network=True, prior=False),
+    cs.PFNM(cs.optim.AMSGrad(lr=0.01, epochs=2, batch_size=16), observe_missing=False),
+    cs.FedNP(
+        cs.optim.RMSprop(lr=0.01, epochs=2, batch_size=16),
+        signal="losses",
+        signal_hidden=4,
+        own_network=True,
+        prior=False,
+    ),
     cs.SCAFFOLD(LOCAL, variate="gradient"),
-    cs.Robust(cs.FedAvg(LOCAL, server=cs.Adam()), cs.Krum(bad=0, keep=2)),
-    cs.Robust(cs.FedSEP(cs.Identity(LOCAL)), cs.TrimmedMean()),
-    cs.Robust(cs.MOON(LOCAL)),
-    cs.Private(cs.FedSEP(cs.Identity(LOCAL)), **REPEATABLE),
-    cs.Private(cs.MOON(LOCAL), **REPEATABLE),
+    cs.Robust(cs.FedAvg(LOCAL, server=cs.server.Adam()), cs.algorithms.Krum(bad=0, keep=2)),
+    cs.Robust(cs.algorithms.FedSEP(cs.inference.Identity(LOCAL)), cs.algorithms.TrimmedMean()),
+    cs.Robust(cs.algorithms.MOON(LOCAL)),
+    cs.Private(cs.algorithms.FedSEP(cs.inference.Identity(LOCAL)), **REPEATABLE),
+    cs.Private(cs.algorithms.MOON(LOCAL), **REPEATABLE),
     cs.EPGAN(PLAY, history=False, components=3, anchor="init"),
     cs.EPGAN(PLAY, sites="samples"),
     cs.EPGAN(PLAY, sites="nothing", interpolate=0.5),
     cs.EPGAN(PLAY, fusion="printed"),
-    cs.Private(cs.FedAvgGAN(PLAY), **REPEATABLE),
+    cs.Private(cs.algorithms.FedAvgGAN(PLAY), **REPEATABLE),
 ]
 
 
@@ -120,7 +130,9 @@ def federation():
 def task(algorithm):
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        if isinstance(getattr(algorithm, "infer", None), cs.Newton):  # begins at 0, where a network has a saddle
+        if isinstance(
+            getattr(algorithm, "infer", None), cs.inference.Newton
+        ):  # begins at 0, where a network has a saddle
             return cs.Classification(nn.Sequential(nn.Dropout(0.2), nn.Linear(5, 3)))
         if plays(algorithm):
             generator = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5))
@@ -173,7 +185,7 @@ def test_the_order_of_clients_changes_nothing(algorithm, task, federation):
 
 def begin(algorithm, task, federation, initial=None):
     numbers = (torch.tensor(v) for v in (0, len(federation), federation.examples))
-    info = cs.Info(task.initial() if initial is None else initial, *numbers)
+    info = cs.data.Info(task.initial() if initial is None else initial, *numbers)
     states = InMemory(lambda ids: algorithm.client(task, info, federation.sizes[ids].to(task.dtype).unsqueeze(1)))
     return algorithm.start(task, info), states, info
 
@@ -183,7 +195,7 @@ def one_round(algorithm, task, federation):
     task, federation = algorithm.adapt(task).prepare(dtype=torch.float64), algorithm.arrange(federation)
     server, states, _ = begin(algorithm, task, federation)
     ids = federation.sizes.argsort(descending=True)
-    cohort = cs.Cohort(federation, ids, round=1, round_size=len(ids), seed=0, dtype=task.dtype)
+    cohort = cs.data.Cohort(federation, ids, round=1, round_size=len(ids), seed=0, dtype=task.dtype)
     message, state = algorithm.message(server, ids), states.gather(ids)
     return server, message, state, *algorithm.local(task, message, state, cohort)
 
@@ -197,7 +209,7 @@ def first_round(algorithm):
 @every
 def test_all_that_travels_or_is_stored_survives_packing(algorithm):
     for tree in first_round(algorithm):
-        back = cs.unpack(cs.pack(tree), like=tree)
+        back = cs.core.unpack(cs.core.pack(tree), like=tree)
         for (name, x), (_, y) in zip(leaves(tree), leaves(back), strict=True):
             assert torch.equal(x, y), name
 
@@ -278,7 +290,7 @@ def test_a_client_that_sends_nan_is_left_out_and_named(algorithm, task, federati
     updates = []
     for method, who in ((poisoned(algorithm), range(7)), (algorithm, (0, 1, 3, 4, 5, 6))):
         ids = torch.tensor(list(who))
-        cohort = cs.Cohort(federation, ids, round=1, round_size=7, seed=0, dtype=task.dtype)
+        cohort = cs.data.Cohort(federation, ids, round=1, round_size=7, seed=0, dtype=task.dtype)
         with guards.watch():
             share = compute(method, task, algorithm.message(server, ids), states.gather(ids), cohort)
         updates.append(share)
@@ -301,7 +313,7 @@ def test_who_audits_what_it_has_of_its_clients_states_can_take_one_out(algorithm
 def test_whoever_sees_the_updates_can_follow_the_states(algorithm, federation):
     run = learned(algorithm)
     ids = federation.sizes.argsort(descending=True)
-    cohort = cs.Cohort(federation, ids, round=4, round_size=len(ids), seed=0, dtype=torch.float64)
+    cohort = cs.data.Cohort(federation, ids, round=4, round_size=len(ids), seed=0, dtype=torch.float64)
     states = run.states.gather(ids)
     update, after = algorithm.local(run.task, algorithm.message(run.server, ids), states, cohort)
     followed = algorithm.follow(states, update)
@@ -330,7 +342,7 @@ def gap(algorithm, server, states):
 
 @stateful
 def test_a_server_takes_out_what_it_has_of_a_lost_state(algorithm, federation):
-    if isinstance(algorithm, cs.FedEP) and algorithm.server != cs.Momentum():
+    if isinstance(algorithm, cs.FedEP) and algorithm.server != cs.server.Momentum():
         pytest.skip("sites whose optimiser has a memory do not multiply to q")  # tests/algorithms/test_lost_states.py
     run, client, old, new = lose(algorithm, federation)
     server, states = run.server, run.states.gather(torch.arange(len(federation)))

@@ -10,13 +10,13 @@ import torch
 
 import consilience as cs
 from conformance import test_conformance as cases
-from consilience.engines.flower import Manners, apps, client_app, serve
-from consilience.engines.flower.folder import Folder
-from consilience.engines.flower.office import Office
-from consilience.engines.flower.roster import Roster
-from consilience.errors import ConfigError
-from consilience.records import leaves
-from engines.flower_grid import MemoryGrid, unhurried
+from consilience.core.errors import ConfigError
+from consilience.core.records import leaves
+from consilience.flower import Manners, apps, client_app, serve
+from consilience.flower.folder import Folder
+from consilience.flower.office import Office
+from consilience.flower.roster import Roster
+from support.flower_grid import MemoryGrid, unhurried
 
 CLIENTS = len(cases.SIZES)
 

@@ -18,8 +18,8 @@ import torch
 
 import consilience as cs
 from conformance import test_conformance as cases
-from consilience.records import leaves
-from engines.once import once
+from consilience.core.records import leaves
+from support.once import once
 
 PATIENCE = 300.0  # seconds; only a failure takes as long
 SICK, WHEN = 2, 2  # a client, of the second rank's clients in this round
@@ -66,7 +66,7 @@ def main(out: Path) -> None:
             (out / f"{number}.{rank}.error").write_text(traceback.format_exc())
         else:
             (out / f"{number}.{rank}.json").write_text(json.dumps(facts(run)))
-            (out / f"{number}.{rank}.safetensors").write_bytes(cs.pack(numbers(run)))
+            (out / f"{number}.{rank}.safetensors").write_bytes(cs.core.pack(numbers(run)))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_two_ranks_come_to_what_the_simulator_comes_to(number, out):
     run = learn(algorithm, cs.Simulator(device="cpu", chunk=3, workers=1, precision="float64"))
     mine, theirs = ((out / f"{number}.{rank}.safetensors").read_bytes() for rank in (0, 1))
     assert mine == theirs, "the ranks hold different numbers"
-    for (what, tree), got in zip(cases.belief_of_everyone(run), cs.unpack(mine, like=numbers(run)), strict=True):
+    for (what, tree), got in zip(cases.belief_of_everyone(run), cs.core.unpack(mine, like=numbers(run)), strict=True):
         for (name, x), (_, y) in zip(leaves(tree), leaves(got), strict=True):
             where = f"{what} {name}"
             torch.testing.assert_close(y, x, rtol=1e-10, atol=1e-10, msg=lambda m, w=where: f"{w}: {m}")

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import consilience as cs
-from consilience.likelihoods import MultiLabel
-from consilience.optimizers import AdaGrad
 from consilience.recipes import RECIPES
 from consilience.recipes.fedep_stackoverflow import BATCH, LOSS, STACK_OVERFLOW, TAGS
-from published import write_tff_emnist, write_tff_questions, write_tiny_images
-from recipes import quick
+from consilience.server.optimizers import AdaGrad
+from consilience.tasks.likelihoods import MultiLabel
+from support import quick
+from support.published import write_tff_emnist, write_tff_questions, write_tiny_images
 
 WRITTEN = {
     "fedep-emnist62": write_tff_emnist,

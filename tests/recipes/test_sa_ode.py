@@ -7,8 +7,8 @@ import torch
 
 from consilience.diagnostics import ode
 from consilience.recipes import sa_ode
-from engines.once import once
-from recipes import quick
+from support import quick
+from support.once import once
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import consilience as cs
-from consilience.engines.flower import client_app
-from consilience.engines.flower.letters import Answer, Introduction, Order, letter, opened
-from consilience.records import Weighted, pack, tree_map, unpack
+from consilience.core.records import Weighted, pack, tree_map, unpack
+from consilience.flower import client_app
+from consilience.flower.letters import Answer, Introduction, Order, letter, opened
 from drill.setting import METHODS, hospitals, task
 
 app = ClientApp()

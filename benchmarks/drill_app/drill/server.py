@@ -5,7 +5,7 @@ import logging
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from consilience.engines.flower import serve
+from consilience.flower import serve
 from drill.setting import METHODS, options, task
 
 app = ServerApp()

@@ -8,8 +8,8 @@ import torch
 
 import consilience as cs
 
-TRAIN = cs.SGD(lr=0.05, epochs=2, batch=16)
-METHODS = {"FedAvg": cs.FedAvg(TRAIN), "FedEP": cs.FedEP(cs.Laplace(TRAIN, kappa=1.0, s0=0.05))}
+TRAIN = cs.SGD(lr=0.05, epochs=2, batch_size=16)
+METHODS = {"FedAvg": cs.FedAvg(TRAIN), "FedEP": cs.FedEP(cs.inference.Laplace(TRAIN, kappa=1.0, s0=0.05))}
 
 
 @cache
@@ -28,7 +28,7 @@ def task() -> cs.Task:
 
 def options(config: Mapping[str, Any]) -> dict[str, Any]:
     """How the server runs."""
-    from consilience.engines.flower import Manners
+    from consilience.flower import Manners
 
     manners = Manners(*(config[key] for key in ("clients", "min_clients", "timeout", "patience", "max_examples")))
     return {"manners": manners, "rounds": config["rounds"], "out": config["out"], "name": "heart-disease",

@@ -2,18 +2,13 @@
 
 from consilience.algorithms.adf import ADF
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.bayesgan import BayesGAN
 from consilience.algorithms.downpour import Downpour
 from consilience.algorithms.ensemble import Ensemble
-from consilience.algorithms.epgan import EPGAN
-from consilience.algorithms.f2a import F2A
 from consilience.algorithms.fedavg import FedAvg
-from consilience.algorithms.fedavg_gan import FedAvgGAN
 from consilience.algorithms.fedbe import FedBE
 from consilience.algorithms.feddc import FedDC
 from consilience.algorithms.feddyn import FedDyn
 from consilience.algorithms.fedep import FedEP
-from consilience.algorithms.fedgan import FedGAN
 from consilience.algorithms.fedla import FedLA
 from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fednp import FedNP
@@ -21,14 +16,20 @@ from consilience.algorithms.fedpa import FedPA, FedPADiagonal
 from consilience.algorithms.fedprox import FedProx
 from consilience.algorithms.fedsep import FedSEP
 from consilience.algorithms.fedsgd import FedSGD
+from consilience.algorithms.gan.bayesgan import BayesGAN
+from consilience.algorithms.gan.epgan import EPGAN
+from consilience.algorithms.gan.f2a import F2A
+from consilience.algorithms.gan.fedavg_gan import FedAvgGAN
+from consilience.algorithms.gan.fedgan import FedGAN
+from consilience.algorithms.gan.probgan import ProbGAN
 from consilience.algorithms.moon import MOON
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.private import Private
-from consilience.algorithms.probgan import ProbGAN
 from consilience.algorithms.references import LocalOnly, Pooled
 from consilience.algorithms.robust import Krum, Median, Robust, Rule, TrimmedMean
 from consilience.algorithms.safl import SAFL
 from consilience.algorithms.scaffold import SCAFFOLD
+from consilience.algorithms.shared.accounting import epsilon
 from consilience.algorithms.switch import Switch
 
 __all__ = [
@@ -69,4 +70,5 @@ __all__ = [
     "Switch",
     "TrimmedMean",
     "algorithm",
+    "epsilon",
 ]

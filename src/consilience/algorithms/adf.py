@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from consilience.algorithms.base import algorithm
-from consilience.algorithms.natural import Natural
-from consilience.cohort import Cohort
-from consilience.gaussian import Gaussian
-from consilience.task import Task
+from consilience.algorithms.shared.natural import Natural
+from consilience.core.gaussian import Gaussian
+from consilience.data.cohort import Cohort
+from consilience.tasks.task import Task
 
 
 @algorithm

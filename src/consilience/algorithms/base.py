@@ -9,12 +9,12 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from torch import Tensor
 
-from consilience.beliefs import Belief
-from consilience.cohort import Cohort, Info
-from consilience.components import check_types
+from consilience.core.beliefs import Belief
+from consilience.core.checks import check_types
+from consilience.core.records import Tree
+from consilience.data.cohort import Cohort, Info
 from consilience.data.federation import Federation
-from consilience.records import Tree
-from consilience.task import Task
+from consilience.tasks.task import Task
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
-from consilience.cohort import Cohort, Info
-from consilience.inference import AMSGrad, Chain
-from consilience.optimizers import Adam, ServerOptimizer
-from consilience.records import Point
-from consilience.task import Task
+from consilience.core.records import Point
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import AMSGrad, Chain
+from consilience.server.optimizers import Adam, ServerOptimizer
+from consilience.tasks.task import Task
 
 
 @algorithm
@@ -22,7 +22,7 @@ class Downpour(Algorithm):
     for each of them, in the order of clients. One epoch a round is the federated form."""
 
     additive: ClassVar[bool] = False
-    train: Chain = AMSGrad(lr=0.01, epochs=1, batch=32, weight_decay=1e-6)
+    train: Chain = AMSGrad(lr=0.01, epochs=1, batch_size=32, weight_decay=1e-6)
     server: ServerOptimizer = Adam(lr=0.01, eps=1e-8)
 
     def start(self, task: Task, info: Info) -> Averaged:

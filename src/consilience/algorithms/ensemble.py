@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from consilience.algorithms.alone import ONE_SHOT, Alone, Networks, Start
 from consilience.algorithms.base import algorithm
-from consilience.beliefs import Mixture
-from consilience.cohort import Info
-from consilience.errors import TaskError
-from consilience.inference import Chain
-from consilience.records import record
-from consilience.task import Task
+from consilience.algorithms.shared.alone import ONE_SHOT, Alone, Networks, Start
+from consilience.core.beliefs import Mixture
+from consilience.core.errors import TaskError
+from consilience.core.records import record
+from consilience.data.cohort import Info
+from consilience.optim import Chain
+from consilience.tasks.task import Task
 
 
 @record

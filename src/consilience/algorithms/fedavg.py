@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.cohort import Cohort, Info
-from consilience.inference import SGD, Chain
-from consilience.optimizers import Moments, Momentum, ServerOptimizer, carry_over
-from consilience.records import Point, Weighted, record
-from consilience.task import Task
+from consilience.core.records import Point, Weighted, record
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD, Chain
+from consilience.server.optimizers import Moments, Momentum, ServerOptimizer, carry_over
+from consilience.tasks.task import Task
 
 
 @record

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.beliefs import Mixture
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD, Chain
-from consilience.records import Point, record
-from consilience.task import Task
+from consilience.core.beliefs import Mixture
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import Point, record
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD, Chain
+from consilience.tasks.task import Task
 
 
 @record

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.corrections import Steered, apart, change_of_control, exchanged, need_plain_steps
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD
-from consilience.ranges import Range, Ranges
-from consilience.records import Point, Weighted, add, record, tree_map
-from consilience.task import Task
+from consilience.algorithms.shared.corrections import Steered, apart, change_of_control, exchanged, need_plain_steps
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import Point, Weighted, add, record, tree_map
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD
+from consilience.tasks.task import Task
 
 
 @record

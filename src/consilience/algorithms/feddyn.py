@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.corrections import apart, exchanged
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD, Chain
-from consilience.ranges import Range, Ranges
-from consilience.records import Point, Weighted, record
-from consilience.task import Task
+from consilience.algorithms.shared.corrections import apart, exchanged
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import Point, Weighted, record
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD, Chain
+from consilience.tasks.task import Task
 
 
 @record

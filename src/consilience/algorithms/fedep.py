@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from consilience.algorithms.base import algorithm
-from consilience.algorithms.natural import Believed, Natural
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConsilienceError
-from consilience.gaussian import Gaussian
-from consilience.optimizers import Moments, Momentum, ServerOptimizer
-from consilience.records import record
-from consilience.task import Task
+from consilience.algorithms.shared.natural import Believed, Natural
+from consilience.core.errors import ConsilienceError
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import record
+from consilience.data.cohort import Cohort, Info
+from consilience.server.optimizers import Moments, Momentum, ServerOptimizer
+from consilience.tasks.task import Task
 
 
 @record

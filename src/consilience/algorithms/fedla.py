@@ -7,15 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience import guards
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD, Chain
-from consilience.ranges import Range, Ranges
-from consilience.records import Weighted, record
-from consilience.task import Task
+from consilience.core import guards
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import Weighted, record
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD, Chain
+from consilience.tasks.task import Task
 
 
 @record
@@ -63,15 +63,15 @@ class FedLA(Algorithm):
     strength: float = 0.5
     prior: float = 1e-4
     kappa: float = 500.0
-    batch: int = 20
+    batch_size: int = 20
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength <= 1:
             raise ConfigError(f"strength must lie in [0, 1], or precision grows without bound; got {self.strength}")
         if not (self.prior > 0 and self.kappa > 0):
             raise ConfigError(f"prior and kappa must be positive, got {self.prior} and {self.kappa}")
-        if self.batch < 1:
-            raise ConfigError(f"batch must be at least 1, got {self.batch}")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
 
     def start(self, task: Task, info: Info) -> Online:
         """The module's own weights, and no information."""
@@ -86,7 +86,7 @@ class FedLA(Algorithm):
         """Train from w with the leash; send n_k F_k and n_k Λ_k (w_k − w)."""
         w, held = message.theta, self.strength * message.precision
         trained = self.train(task.gradient(), w, cohort, prior=Gaussian.of(w, held))
-        fisher = cohort.mean(task.fisher, trained, self.batch, tag="fisher") + self.train.weight_decay
+        fisher = cohort.mean(task.fisher, trained, self.batch_size, tag="fisher") + self.train.weight_decay
         return Weighted.of(Evidence(fisher, (held + fisher + self.prior) * (trained - w)), cohort.n), None
 
     def fuse(self, server: Online, update: Weighted) -> Online:

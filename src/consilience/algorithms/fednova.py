@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from consilience import guards
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError
-from consilience.inference import SGD
-from consilience.optimizers import Momentum, ServerOptimizer
-from consilience.records import Point, Weighted, record
-from consilience.task import Task
+from consilience.core import guards
+from consilience.core.errors import ConfigError
+from consilience.core.records import Point, Weighted, record
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD
+from consilience.server.optimizers import Momentum, ServerOptimizer
+from consilience.tasks.task import Task
 
 
 @record

@@ -8,19 +8,21 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from consilience import guards
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError, ConsilienceError, TaskError, check_word, nearest
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD, Chain, sigmoid_moments, sigmoid_site
+from consilience.core import guards
+from consilience.core.errors import ConfigError, ConsilienceError, TaskError, check_word, nearest
+from consilience.core.gaussian import Gaussian
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import Point, Weighted, record
+from consilience.data.batch import Batch
+from consilience.data.cohort import Cohort, Info
+from consilience.inference import sigmoid_moments, sigmoid_site
 from consilience.inference.sigmoid_moments import How
 from consilience.models.npn import npn
-from consilience.optimizers import Momentum, ServerOptimizer
-from consilience.ranges import Range, Ranges
-from consilience.records import Point, Weighted, record
-from consilience.task import MAIN, Batch, Task
+from consilience.optim import SGD, Chain
+from consilience.server.optimizers import Momentum, ServerOptimizer
+from consilience.tasks.task import MAIN, Task
 
 Parts = dict[str, Tensor]  # weights of the user's network and of those that are appended
 SIGNAL, NETWORK = "signal", "npn"  # the parts that are appended to the user's network
@@ -211,7 +213,7 @@ class FedNP(Algorithm):
         trained = self.train(task.gradient(self.loss), start, cohort, cavity.mean, cavity.var)
         site = state.factor
         if self.signal != "nothing":
-            heard = cohort.mean(task.vectorize(self.heard_plainly), trained, max(self.train.batch, AT_ONCE))
+            heard = cohort.mean(task.vectorize(self.heard_plainly), trained, max(self.train.batch_size, AT_ONCE))
             found = _sound(sigmoid_site(self.f(heard), cavity, self.moments), site)
             share = self.damping or 1 / cohort.round_size
             site = site ** (1 - share) * found**share

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
-from consilience.algorithms.natural import Natural
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD, Chain
-from consilience.optimizers import Momentum, ServerOptimizer
-from consilience.ranges import Range, Ranges
-from consilience.records import Point, Weighted
-from consilience.task import Task
+from consilience.algorithms.shared.natural import Natural
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import Point, Weighted
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD, Chain
+from consilience.server.optimizers import Momentum, ServerOptimizer
+from consilience.tasks.task import Task
 
 
 @algorithm

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
-from consilience.cohort import Cohort, Info
-from consilience.optimizers import Momentum, ServerOptimizer
-from consilience.ranges import Range, Ranges
-from consilience.records import Point, Weighted
-from consilience.task import Task
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import Point, Weighted
+from consilience.data.cohort import Cohort, Info
+from consilience.server.optimizers import Momentum, ServerOptimizer
+from consilience.tasks.task import Task
 
 
 @algorithm
@@ -20,7 +20,7 @@ class FedSGD(Algorithm):
 
     ranges: ClassVar[Ranges] = {"server.lr": Range(1e-3, 1.0)}  # of gradients, not of clients' whole ways
     server: ServerOptimizer = Momentum(lr=0.1)
-    batch: int = 256
+    batch_size: int = 256
 
     def start(self, task: Task, info: Info) -> Averaged:
         """Everyone begins with the module's own weights."""
@@ -33,7 +33,7 @@ class FedSGD(Algorithm):
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         """Send −n_k ∇f_k(w), over all of the client's examples."""
         theta = message.theta.expand(len(cohort), -1)
-        return Weighted.of(Point(-cohort.mean(task.gradient(), theta, self.batch)), cohort.n), None
+        return Weighted.of(Point(-cohort.mean(task.gradient(), theta, self.batch_size)), cohort.n), None
 
     def fuse(self, server: Averaged, update: Weighted) -> Averaged:
         """A server step down the mean gradient."""

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import Averaged, continued
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError, TaskError
-from consilience.inference import SGD, Chain
-from consilience.optimizers import Momentum, ServerOptimizer
-from consilience.ranges import Range, Ranges
-from consilience.records import Point, Weighted, record
-from consilience.task import Batch, Task
+from consilience.core.errors import ConfigError, TaskError
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import Point, Weighted, record
+from consilience.data.batch import Batch
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD, Chain
+from consilience.server.optimizers import Momentum, ServerOptimizer
+from consilience.tasks.task import Task
 
 
 @record

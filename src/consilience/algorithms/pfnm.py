@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from consilience import keys
-from consilience.algorithms.alone import ONE_SHOT, Alone, Networks, Start
 from consilience.algorithms.base import algorithm
-from consilience.cohort import Info
-from consilience.errors import ConfigError, TaskError
-from consilience.inference import Chain
+from consilience.algorithms.shared.alone import ONE_SHOT, Alone, Networks, Start
+from consilience.core import keys
+from consilience.core.errors import ConfigError, TaskError
+from consilience.core.records import Point, record, to
+from consilience.data.cohort import Info
 from consilience.matching import BetaBernoulli, Clusterer, Memory, Stack, match, slice_of
 from consilience.matching.streams import merged, of_clients, restart
-from consilience.records import Point, record, to
-from consilience.task import Task
+from consilience.optim import Chain
+from consilience.tasks.task import Task
 
 
 @record

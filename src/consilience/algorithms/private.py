@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from consilience import guards, keys
-from consilience.accounting import epsilon
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import FedAvg
-from consilience.algorithms.wrapping import Wrapping
-from consilience.cohort import Cohort, Info
-from consilience.errors import ConfigError, check_word
-from consilience.ranges import Range, Ranges
-from consilience.records import Tree, Weighted, leaves, pack, record, tree_map
-from consilience.task import Task
+from consilience.algorithms.shared.accounting import epsilon
+from consilience.algorithms.shared.wrapping import Wrapping
+from consilience.core import guards, keys
+from consilience.core.errors import ConfigError, check_word
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import Tree, Weighted, leaves, pack, record, tree_map
+from consilience.data.cohort import Cohort, Info
+from consilience.tasks.task import Task
 
 NoiseFrom = Literal["system", "seed"]
 Sampling = Literal["known", "secret"]

@@ -7,11 +7,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.cohort import Cohort, Info
+from consilience.core.records import Point, Weighted
+from consilience.data.cohort import Cohort, Info
 from consilience.data.federation import Federation
-from consilience.inference import SGD, Chain
-from consilience.records import Point, Weighted
-from consilience.task import Task
+from consilience.optim import SGD, Chain
+from consilience.tasks.task import Task
 
 
 @algorithm

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import FedAvg
-from consilience.algorithms.wrapping import Wrapping
-from consilience.errors import ConfigError, ConsilienceError
-from consilience.records import Tree, Weighted, leaves, tree_map
+from consilience.algorithms.shared.wrapping import Wrapping
+from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core.records import Tree, Weighted, leaves, tree_map
 
 
 class Rule(ABC):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.cohort import Cohort, Info
-from consilience.inference import SGD, Chain, Tapered
-from consilience.records import Point, Weighted, record
-from consilience.task import Task
+from consilience.core.records import Point, Weighted, record
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD, Chain, Tapered
+from consilience.tasks.task import Task
 
 
 @record
@@ -29,7 +29,7 @@ class SAFL(Algorithm):
     `average` takes the mean of w̄ over all rounds (Polyak & Ruppert), the usual companion of tapering steps.
     """
 
-    train: Chain = SGD(lr=0.1, epochs=5, batch=16, schedule=Tapered())
+    train: Chain = SGD(lr=0.1, epochs=5, batch_size=16, schedule=Tapered())
     average: bool = False
     by_examples: bool = False
 

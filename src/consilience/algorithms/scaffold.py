@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.corrections import Steered, apart, change_of_control, exchanged, need_plain_steps
 from consilience.algorithms.fedavg import Averaged, continued
-from consilience.cohort import Cohort, Info
-from consilience.errors import check_word
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD, Chain
-from consilience.optimizers import Momentum, ServerOptimizer
-from consilience.records import Point, Weighted, record
-from consilience.task import Task
+from consilience.algorithms.shared.corrections import Steered, apart, change_of_control, exchanged, need_plain_steps
+from consilience.core.errors import check_word
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import Point, Weighted, record
+from consilience.data.cohort import Cohort, Info
+from consilience.optim import SGD, Chain
+from consilience.server.optimizers import Momentum, ServerOptimizer
+from consilience.tasks.task import Task
 
 Variate = Literal["path", "gradient"]
 
@@ -80,7 +80,7 @@ class SCAFFOLD(Algorithm):
         delta = self.train(task.gradient(), w, cohort, prior=correction).sub_(w)
         if self.variate == "gradient":
             everywhere = w.expand(len(cohort), -1)
-            change = cohort.mean(task.gradient(), everywhere, self.train.batch) - state.c
+            change = cohort.mean(task.gradient(), everywhere, self.train.batch_size) - state.c
         else:
             change = change_of_control(c, delta, self.train.time(cohort, task.pace))
         update = Weighted(Steered(Point(delta), change), torch.ones_like(cohort.n))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from consilience.algorithms.base import Algorithm
-from consilience.errors import ConfigError
+from consilience.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

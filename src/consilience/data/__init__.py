@@ -2,6 +2,8 @@
 
 from consilience.data import augment, partition
 from consilience.data.augment import Compose, Crop, Flip
+from consilience.data.batch import Batch
+from consilience.data.cohort import Cohort, Info
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
 from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, image_parquet, load, options_of
@@ -9,12 +11,15 @@ from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, im
 __all__ = [
     "DATASETS",
     "HEART_FEATURES",
+    "Batch",
+    "Cohort",
     "Compose",
     "Crop",
     "Data",
     "Dataset",
     "Federation",
     "Flip",
+    "Info",
     "augment",
     "heart_disease",
     "image_parquet",

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from consilience import keys
-from consilience.errors import ConfigError, DataError
+from consilience.core import keys
+from consilience.core.errors import ConfigError, DataError
 
 
 class Augmentation(Protocol):

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.display import clip, facts
-from consilience.errors import DataError
-from consilience.report.text import plural
+from consilience.core.display import clip, facts
+from consilience.core.errors import DataError
+from consilience.core.text import plural
 
 
 def rows_at(table: Tensor, index: Tensor) -> Tensor:

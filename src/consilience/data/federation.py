@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from consilience import keys
+from consilience.core import keys
+from consilience.core.display import clip, facts, table
+from consilience.core.errors import DataError
+from consilience.core.text import plural
 from consilience.data.dataset import Dataset, form, whole
-from consilience.display import clip, facts, table
-from consilience.errors import DataError
-from consilience.report.text import plural
 
 FEW = 10  # clients, or classes, that a notebook shows as a table
 

@@ -16,9 +16,9 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from consilience.core.errors import DataError, nearest
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
-from consilience.errors import DataError, nearest
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from consilience.core.errors import DataError, nearest
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
 from consilience.data.loaders.files import normalisation
 from consilience.data.loaders.silos import CSV, Table, agreed_scale, in_order, own_scale, read_table
-from consilience.errors import DataError, nearest
 
 _TEST = "test"
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")

@@ -27,17 +27,17 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from consilience.algorithms.safl import SAFL
-from consilience.cohort import Cohort
+from consilience.core.errors import ConfigError, ConsilienceError, DataError, TaskError
+from consilience.core.records import Point
+from consilience.data.cohort import Cohort
 from consilience.data.federation import Federation
-from consilience.errors import ConfigError, ConsilienceError, DataError, TaskError
-from consilience.inference import SGD, Chain
-from consilience.records import Point
-from consilience.report.panels import Curve, Panel, Panels
-from consilience.runs import Run
-from consilience.task import Task
+from consilience.figures.panels import Curve, Panel, Panels
+from consilience.optim import SGD, Chain
+from consilience.runs.run import Run
+from consilience.tasks.task import Task
 
 if TYPE_CHECKING:
-    from consilience.plot import Figure
+    from consilience.report.plots import Figure
 
 Field = Callable[[Tensor], Tensor]
 
@@ -151,8 +151,8 @@ class Tracking:
 
     def plot(self) -> Figure:
         """The same as a figure for a notebook."""
-        from consilience.plot import Figure
         from consilience.report import figures
+        from consilience.report.plots import Figure
 
         panels = self.panels()
         drawing = figures.side_by_side(panels, ["w̄"])

@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from consilience.core.errors import ClientError, ConfigError, ConsilienceError
+from consilience.core.records import Tree, assemble, blueprint, leaves
 from consilience.engines.ranks import Ranks
 from consilience.engines.simulator import Simulator
 from consilience.engines.work import Share
-from consilience.errors import ClientError, ConfigError, ConsilienceError
-from consilience.records import Tree, assemble, blueprint, leaves
 
 T = TypeVar("T")
 log = logging.getLogger("consilience")

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from consilience.core.records import Tree
 from consilience.engines.work import Share
-from consilience.records import Tree
 
 T = TypeVar("T")
 

@@ -10,14 +10,14 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
+from consilience.core.records import Tree
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Ranks
 from consilience.engines.states import States
 from consilience.engines.work import Share
-from consilience.evaluation import Evaluation
-from consilience.records import Tree
-from consilience.task import Task
+from consilience.evaluation.scores import Evaluation
+from consilience.tasks.task import Task
 
 
 class Session(ABC):

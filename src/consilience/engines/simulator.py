@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.cohort import Cohort, take
+from consilience.core.errors import ClientError, ConfigError, nearest
+from consilience.core.records import Tree, nbytes, rows
+from consilience.data.cohort import Cohort, take
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan, chunk_sizes, finalists
 from consilience.engines.ranks import ALONE, Ranks
@@ -20,9 +22,7 @@ from consilience.engines.session import Session
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, in_short, part_of
 from consilience.engines.workers import Pool, can_fork, give_memory_back, keep_memory
-from consilience.errors import ClientError, ConfigError, nearest
-from consilience.records import Tree, nbytes, rows
-from consilience.task import Task
+from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from consilience.core.errors import CheckpointError, RecordError
+from consilience.core.files import CHECKPOINTS, write_atomically
+from consilience.core.records import Tree, check, nbytes, pack, rows, stack, to, tree_map, unpack
 from consilience.engines.work import check_rows
-from consilience.errors import CheckpointError, RecordError
-from consilience.files import CHECKPOINTS, write_atomically
-from consilience.records import Tree, check, nbytes, pack, rows, stack, to, tree_map, unpack
 
 Fresh = Callable[[Tensor], Tree]
 WRITERS = 4  # threads that write files of states

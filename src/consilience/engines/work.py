@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience import guards
 from consilience.algorithms.base import Algorithm
-from consilience.cohort import Cohort
-from consilience.errors import ClientError, ConsilienceError, RecordError
-from consilience.records import Addressed, Tree, add, leaves, nbytes, rows, to, tree_map
-from consilience.task import Task
+from consilience.core import guards
+from consilience.core.errors import ClientError, ConsilienceError, RecordError
+from consilience.core.records import Addressed, Tree, add, leaves, nbytes, rows, to, tree_map
+from consilience.data.cohort import Cohort
+from consilience.tasks.task import Task
 
 
 @dataclass

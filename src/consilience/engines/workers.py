@@ -20,9 +20,9 @@ from multiprocessing.process import BaseProcess
 import torch
 from torch import Tensor
 
+from consilience.core.errors import ClientError, ConsilienceError
+from consilience.core.records import Tree, notes, pack, rows, unpack
 from consilience.engines.work import Share, part_of
-from consilience.errors import ClientError, ConsilienceError
-from consilience.records import Tree, notes, pack, rows, unpack
 
 Group = Callable[[Tensor, Tree, Tree, int, int | None], Share]
 

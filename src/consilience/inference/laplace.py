@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from consilience.cohort import Cohort
-from consilience.gaussian import Gaussian
+from consilience.core.gaussian import Gaussian
+from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Curved, within_two_deviations
-from consilience.task import Task
+from consilience.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,6 @@ class Laplace(Curved):
 
     def curvature(self, task: Task, cavity: Gaussian, mean: Tensor, cohort: Cohort) -> Tensor:
         """Fisher information at the mean."""
-        passes = [cohort.mean(task.fisher, mean, self.batch, tag=f"fisher {e}") for e in range(self.epochs)]
+        passes = [cohort.mean(task.fisher, mean, self.batch_size, tag=f"fisher {e}") for e in range(self.epochs)]
         fisher = sum(passes[1:], passes[0]) / self.epochs
         return within_two_deviations(fisher) if self.clip else fisher

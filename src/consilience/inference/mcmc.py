@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from consilience import guards
-from consilience.cohort import Cohort
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
-from consilience.inference.chains import SGD, Chain
+from consilience.core import guards
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.core.ranges import Range, Ranges
+from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Tilted, moments_of, samples, scaled_diagonal, within_two_deviations
-from consilience.ranges import Range, Ranges
-from consilience.task import Task
+from consilience.optim.chains import SGD, Chain
+from consilience.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.cohort import Cohort
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Tilted
-from consilience.task import Task
+from consilience.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Newton(Tilted):
     letter: ClassVar[str] = "N"
     steps: int = 30
     tolerance: float = 1e-10
-    batch: int = 1024
+    batch_size: int = 1024
     diagonal: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low in {"steps": 1, "batch": 1, "tolerance": 0}.items():
+        for name, low in {"steps": 1, "batch_size": 1, "tolerance": 0}.items():
             if not getattr(self, name) >= low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
@@ -55,6 +55,6 @@ class Newton(Tilted):
 
     def _expand(self, task: Task, theta: Tensor, cohort: Cohort) -> Gaussian:
         """p(D_k|θ) around θ to second order."""
-        slope = cohort.n * cohort.mean(task.gradient(), theta, self.batch)
-        curvature = cohort.n.unsqueeze(-1) * cohort.mean(task.hessian, theta, self.batch)
+        slope = cohort.n * cohort.mean(task.gradient(), theta, self.batch_size)
+        curvature = cohort.n.unsqueeze(-1) * cohort.mean(task.hessian, theta, self.batch_size)
         return Gaussian((curvature @ theta.unsqueeze(-1)).squeeze(-1) - slope, curvature)

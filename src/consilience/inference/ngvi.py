@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience import keys
-from consilience.cohort import Cohort
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
+from consilience.core import keys
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Curved
-from consilience.task import Task
+from consilience.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NGVI(Curved):
         """A running average over draws and batches."""
         running, decay = torch.zeros_like(mean), self.train.weight_decay
         for epoch in range(self.epochs):
-            for step, (k, batch) in enumerate(cohort.epoch(self.train.epochs + epoch, self.batch)):
+            for step, (k, batch) in enumerate(cohort.epoch(self.train.epochs + epoch, self.batch_size)):
                 spread = Gaussian(cavity.eta, cohort.n * (running + decay) + cavity.lam).first(k).var.sqrt()
                 fisher = torch.zeros_like(spread)
                 for draw in range(self.samples):

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from consilience.errors import check_word
-from consilience.gaussian import Gaussian
+from consilience.core.errors import check_word
+from consilience.core.gaussian import Gaussian
 
 How = Literal["derivative", "corrected", "printed", "quadrature"]
 Way = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.cohort import Cohort
-from consilience.components import check_types
-from consilience.errors import ConfigError
-from consilience.gaussian import Gaussian
-from consilience.inference.chains import SGD, Chain
-from consilience.ranges import Range, Ranges
-from consilience.task import Task
+from consilience.core.checks import check_types
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import Gaussian
+from consilience.core.ranges import Range, Ranges
+from consilience.data.cohort import Cohort
+from consilience.optim.chains import SGD, Chain
+from consilience.tasks.task import Task
 
 
 class Tilted(ABC):
@@ -128,7 +128,7 @@ class Curved(Tilted):
     kappa: float = 500.0
     s0: float = 1e-4
     epochs: int = 5
-    batch: int = 20
+    batch_size: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,8 +137,8 @@ class Curved(Tilted):
                 "kappa (s0 + weight_decay) is the precision that an example brings at the start and must be positive, "
                 f"got kappa={self.kappa}, s0={self.s0}, weight_decay={self.train.weight_decay}"
             )
-        if min(self.epochs, self.batch) < 1:
-            raise ConfigError(f"epochs and batch must be at least 1, got {self.epochs} and {self.batch}")
+        if min(self.epochs, self.batch_size) < 1:
+            raise ConfigError(f"epochs and batch_size must be at least 1, got {self.epochs} and {self.batch_size}")
 
     @abstractmethod
     def curvature(self, task: Task, cavity: Gaussian, mean: Tensor, cohort: Cohort) -> Tensor:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.errors import ConfigError
+from consilience.core.errors import ConfigError
+from consilience.core.ranges import Range, Ranges
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
-from consilience.ranges import Range, Ranges
 
 SAME = 1e-12  # of the objective: a sweep that moves it less has changed nothing
 

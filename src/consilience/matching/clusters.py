@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from consilience.records import record
+from consilience.core.records import record
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.errors import ConfigError
+from consilience.core.errors import ConfigError
+from consilience.core.ranges import Range, Ranges
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
-from consilience.ranges import Range, Ranges
 
 FAINT = 1e-6  # precision of a prior that only speaks where nobody else does
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.errors import DataError
+from consilience.core.errors import DataError
+from consilience.core.records import record
 from consilience.matching.beta_bernoulli import BetaBernoulli
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
-from consilience.records import record
 
 Layer = tuple[Tensor, Tensor | None]
 Network = Sequence[Layer]

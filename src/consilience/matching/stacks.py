@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from consilience.errors import TaskError
+from consilience.core.errors import TaskError
 from consilience.matching.networks import Layer, slice_of
 
 

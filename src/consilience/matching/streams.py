@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from consilience import keys
+from consilience.core import keys
 from consilience.matching.clusters import Known
 from consilience.matching.networks import Layer, Memory, slice_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.errors import DataError
+from consilience.core.errors import DataError
 
 
 @dataclass(frozen=True)

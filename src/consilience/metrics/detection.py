@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from consilience.errors import DataError
+from consilience.core.errors import DataError
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from consilience.errors import ConfigError, DataError
+from consilience.core.errors import ConfigError, DataError
 from consilience.metrics.inception_v3 import inception
 from consilience.metrics.scores import _at_least_float32, entropy
 
@@ -126,7 +126,7 @@ class Classified:
 
     module: nn.Module
     count: int = 2000
-    batch: int = 500
+    batch_size: int = 500
     least: float = 0.2
     features: Callable[[Tensor], Tensor] | None = None
 
@@ -155,7 +155,7 @@ class Classified:
         """(logits, features) of all rows."""
         at = next(self.module.parameters(), None)
         with _evaluating(self.module), self._features() as features:
-            pairs = [features(part if at is None else part.to(at)) for part in torch.split(x, self.batch)]
+            pairs = [features(part if at is None else part.to(at)) for part in torch.split(x, self.batch_size)]
         logits, found = (torch.cat([_flat(part).double() for part in column]) for column in zip(*pairs, strict=True))
         return logits, found
 
@@ -188,7 +188,7 @@ class InceptionDistance:
     """
 
     count: int = 10_000
-    batch: int = 100
+    batch_size: int = 100
     network: nn.Module | None = None
     # By id of the examples, and the examples along with it, so that no others can get that id.
     _known: dict[int, tuple[Tensor, FrechetInceptionDistance]] = field(default_factory=dict, init=False, repr=False)
@@ -203,7 +203,7 @@ class InceptionDistance:
         metric = self._metric(real, samples.device)
         metric.reset()
         with _evaluating(self._network):
-            for part in torch.split(samples, self.batch):
+            for part in torch.split(samples, self.batch_size):
                 metric.update(_bytes(part, real), real=False)
         # LAPACK may end the process on eigenvalues of what is not finite.
         if not bool((metric.real_features_sum + metric.fake_features_sum).isfinite().all()):
@@ -219,7 +219,7 @@ class InceptionDistance:
                 raise ConfigError("FID needs torchmetrics, which is missing: pip install 'consilience[gan]'") from error
             metric = FrechetInceptionDistance(self._network, reset_real_features=False).to(device)
             with _evaluating(self._network):
-                for part in torch.split(_spaced(real, self.count), self.batch):
+                for part in torch.split(_spaced(real, self.count), self.batch_size):
                     metric.update(_bytes(real.inputs(part), real).to(device), real=True)
             self._known[id(real.x)] = real.x, metric
         return self._known[id(real.x)][1].to(device)

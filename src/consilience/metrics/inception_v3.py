@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from consilience.errors import ConfigError, DataError
+from consilience.core.errors import ConfigError, DataError
 
 
 def inception(path: str | Path | None = None) -> nn.Module:

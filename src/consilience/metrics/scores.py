@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from consilience.errors import DataError
+from consilience.core.errors import DataError
 from consilience.metrics.calibration import reliability
 
 # The smallest normal float32: a probability of exactly 0 costs 87.3 nats, not infinity.

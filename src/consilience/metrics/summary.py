@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from consilience.errors import DataError
+from consilience.core.errors import DataError
 
 MARGINAL = " (marginal)"  # ends the names of scores of the posterior average
 _UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "ap"}

@@ -1,5 +1,6 @@
 """A small zoo: networks that federate as they are (no BatchNorm), sized by the data they are given."""
 
+from consilience.compute.layers import freeze_batchnorm, replace_batchnorm
 from consilience.models.gan import (
     Pair,
     dcgan,
@@ -22,12 +23,14 @@ __all__ = [
     "dcgan",
     "dcgan_discriminator",
     "dcgan_generator",
+    "freeze_batchnorm",
     "lenet5",
     "logistic",
     "mlp",
     "mlp_discriminator",
     "mlp_gan",
     "mlp_generator",
+    "replace_batchnorm",
     "resnet9",
     "resnet18",
 ]

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from consilience.errors import ConfigError
+from consilience.core.errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False)

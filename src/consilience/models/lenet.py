@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from consilience.errors import ConfigError
+from consilience.core.errors import ConfigError
 
 
 def lenet5(inputs: Sequence[int], outputs: int) -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from consilience.errors import check_word
+from consilience.core.errors import check_word
 
 ZETA2 = math.pi / 8  # ζ²: Φ(ζx) ≈ σ(x)
 ALPHA, BETA = 4 - 2 * math.sqrt(2), math.log(math.sqrt(2) - 1)  # σ(x)² ≈ σ(α(x + β))

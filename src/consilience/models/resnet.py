@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from consilience.errors import ConfigError
+from consilience.core.errors import ConfigError
 
 
 class Block(nn.Module):

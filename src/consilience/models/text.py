@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from consilience.core.errors import ConfigError
 from consilience.data.loaders.stack_overflow import FIRST, PADDING, UNKNOWN
-from consilience.errors import ConfigError
 
 
 class Frequencies(nn.Module):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from consilience.errors import ConfigError
+from consilience.core.errors import ConfigError
 from consilience.models.gan import Pair, dcgan, mlp_gan
 from consilience.models.lenet import lenet5
 from consilience.models.resnet import resnet9, resnet18

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from consilience.algorithms.switch import Method
-from consilience.comparison import Comparison, Row, Setting, compare
-from consilience.report.panels import Panels
-from consilience.report.pictures import Pictures
+from consilience.figures.panels import Panels
+from consilience.figures.pictures import Pictures
+from consilience.studies.compare import Comparison, Row, Setting, compare
 
 
 @dataclass(frozen=True)

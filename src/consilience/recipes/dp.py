@@ -6,14 +6,14 @@ import torch
 
 from consilience.algorithms import FedAvg, Private
 from consilience.algorithms.base import Algorithm
-from consilience.comparison import Comparison, Setting
 from consilience.data import load, partition
 from consilience.engines.simulator import Simulator
-from consilience.inference import SGD
-from consilience.likelihoods import Classification
 from consilience.models import mlp
+from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.recipes.fedep import seeded
+from consilience.studies.compare import Comparison, Setting
+from consilience.tasks.likelihoods import Classification
 
 NAME, TITLE = "dp-mnist", "MNIST at 6,000 clients with differential privacy"
 TEXT = (
@@ -28,7 +28,7 @@ CLIP = 0.5
 
 def methods() -> dict[str, Algorithm]:
     """FedAvg, clipped, and with more and more noise."""
-    plain = FedAvg(SGD(lr=0.3, epochs=2, batch=10))
+    plain = FedAvg(SGD(lr=0.3, epochs=2, batch_size=10))
     levels = {"clipped": 0.0} | {f"noise {noise:g}": noise for noise in NOISE}
     private = {
         name: Private(plain, CLIP, noise, noise_from="seed", sampling="secret") for name, noise in levels.items()

@@ -11,21 +11,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from consilience.adversarial import Adversarial, LeastSquares, Objective
 from consilience.algorithms import EPGAN, F2A, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN
 from consilience.algorithms.base import Algorithm
-from consilience.comparison import Comparison, Row, Setting, compare
 from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
-from consilience.experiment import fit
-from consilience.inference import AMSGrad, ClientAdam
-from consilience.likelihoods import Classification
+from consilience.figures.pictures import Picture, Pictures
+from consilience.figures.pictures import Row as PictureRow
 from consilience.metrics import Classified, InceptionDistance, Judge, PrecisionRecall
 from consilience.models import cnn, dcgan_discriminator, dcgan_generator
+from consilience.optim import Adam, AMSGrad
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
-from consilience.report.pictures import Picture, Pictures
-from consilience.report.pictures import Row as PictureRow
+from consilience.runs.fit import fit
+from consilience.studies.compare import Comparison, Row, Setting, compare
+from consilience.tasks.adversarial import Adversarial, LeastSquares, Objective
+from consilience.tasks.likelihoods import Classification
 
 GAN, BAYES, PROB, FEDAVG, F2AFED = "GAN", "BayesGAN", "ProbGAN", "FedAvg-GAN", "F2A"
 EPB, EP, MIXTURE, SPRING, SAMPLES = "EP-BGAN", "EP-ProbGAN", "Mixture-EP-ProbGAN", "EP-ProbGAN, f = 0", "EP, samples"
@@ -70,7 +70,7 @@ class Images:
     data: str
     splits: tuple[str, ...]
     width: int
-    train: ClientAdam
+    train: Adam
     rounds: int
     latent: int = 100
     scale: float = 0.03  # of EP's p₀
@@ -182,7 +182,7 @@ class Images:
 
 def quickly(method: Algorithm) -> Algorithm:
     """A method with as little to do as can be."""
-    short = replace(method.train, epochs=1, batch=8)  # type: ignore[attr-defined]
+    short = replace(method.train, epochs=1, batch_size=8)  # type: ignore[attr-defined]
     return replace(method, train=short, **({"components": 2} if getattr(method, "components", 1) > 1 else {}))  # type: ignore[type-var]
 
 
@@ -208,7 +208,7 @@ def classifier(name: str, quick: bool) -> nn.Module:
     """A small network that tells the classes apart, learned from the training images in one place."""
     train, _ = images(name, FEW if quick else 1000)
     module = seeded(0, lambda: cnn(train.x.shape[1:], 10, channels=(4, 8) if quick else (32, 64)))
-    chain = AMSGrad(lr=1e-3, epochs=1 if quick else 5, batch=50)
+    chain = AMSGrad(lr=1e-3, epochs=1 if quick else 5, batch_size=50)
     run = fit(
         Pooled(chain), Classification(module), Federation.from_owner(train, train.y * 0), rounds=1, progress=False
     )
@@ -219,10 +219,10 @@ def _picture(samples: Mapping[str, str] | None) -> Picture | None:
     return None if samples is None else Picture(samples["generated"])
 
 
-ADAM = ClientAdam(lr=3e-4, beta1=0.5, batch=128, epochs=10, longest=40)  # 400 updates a round
+ADAM = Adam(lr=3e-4, beta1=0.5, batch_size=128, epochs=10, longest=40)  # 400 updates a round
 SPLITS = (NON_IID, "iid, K=10", "iid, K=2")
 FMNIST = Images(
-    "epgan-fmnist", "fashion-mnist", (NON_IID,), 16, replace(ADAM, lr=1e-3, batch=32, epochs=2), 15, 32, each=600
+    "epgan-fmnist", "fashion-mnist", (NON_IID,), 16, replace(ADAM, lr=1e-3, batch_size=32, epochs=2), 15, 32, each=600
 )
 CIFAR10 = Images("epgan-cifar10", "cifar10", SPLITS, 64, ADAM, 25, scale=0.1, paper=WASSERSTEIN)
 CIFAR10_LS = replace(CIFAR10, name="epgan-cifar10-ls", objective=LeastSquares(), paper=LEAST_SQUARES)

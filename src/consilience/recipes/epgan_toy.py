@@ -12,25 +12,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from consilience.adversarial import Adversarial
 from consilience.algorithms import EPGAN, BayesGAN, FedGAN, ProbGAN, Switch
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method
-from consilience.cohort import Cohort
-from consilience.comparison import Comparison, Row, paired_test
+from consilience.core.records import rows as of_clients
 from consilience.data import Dataset, Federation
+from consilience.data.cohort import Cohort
 from consilience.engines import Simulator
-from consilience.experiment import fit
-from consilience.inference import ClientAdam
+from consilience.evaluation.samples import cells
+from consilience.figures.pictures import Picture, Pictures, heat
+from consilience.figures.pictures import Row as PictureRow
 from consilience.metrics import Modes, density_mse, mixture_density, spread
 from consilience.models import mlp_discriminator, mlp_generator
+from consilience.optim import Adam
 from consilience.recipes.base import Options, Recipe
 from consilience.recipes.fedep import seeded
-from consilience.records import rows as of_clients
-from consilience.report.generated import cells
-from consilience.report.pictures import Picture, Pictures, heat
-from consilience.report.pictures import Row as PictureRow
-from consilience.runs import Run
+from consilience.runs.fit import fit
+from consilience.runs.run import Run
+from consilience.studies.compare import Comparison, Row, paired_test
+from consilience.tasks.adversarial import Adversarial
 
 CENTRES = torch.tensor([[-3.0, 3.0], [3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]])
 BOX = (-5.0, -5.0), (5.0, 5.0)
@@ -53,7 +53,7 @@ ZERO, CONSTANT = "a map of zeros", "the best constant map"
 MODES, GOOD, DMSE, LATE = "modes", "good_share", "d_mse", "modes, last quarter"
 PAPER = {WGAN: 0.0723, PROB: 0.0505, EP: 0.0450}
 DRAWN_ROWS = (WGAN, PROB, EP, SPRING, DRAWN)
-TRAIN = ClientAdam(lr=1e-3, beta1=0.5, batch=50)
+TRAIN = Adam(lr=1e-3, beta1=0.5, batch_size=50)
 PACE = 0.3
 TEXT = (
     "Four clients, 1,000 points each of one of four Gaussians at (±3, ±3), variances drawn from [0.3, 0.5]. MLPs with "

@@ -11,16 +11,17 @@ from torch import nn
 from consilience.algorithms import FedAvg, FedEP, FedPA, FedProx, FedSEP, Switch
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method
-from consilience.comparison import Comparison, Setting
 from consilience.data import Compose, Crop, Dataset, Flip, load, partition
 from consilience.engines.simulator import Simulator
-from consilience.inference import MCMC, NGVI, SGD, Identity, Laplace, Tilted
-from consilience.likelihoods import Classification
+from consilience.inference import MCMC, NGVI, Identity, Laplace, Tilted
 from consilience.metrics import best, rounds_to
 from consilience.models import cnn, mlp, resnet18
-from consilience.optimizers import Momentum, ServerOptimizer
+from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared
-from consilience.runs import Run
+from consilience.runs.run import Run
+from consilience.server.optimizers import Momentum, ServerOptimizer
+from consilience.studies.compare import Comparison, Setting
+from consilience.tasks.likelihoods import Classification
 
 TEXT = (
     "All methods go on from the same rounds of FedAvg, with the same local optimiser and the same clients every round. "
@@ -73,7 +74,7 @@ class Benchmark:
             "I": lambda: Identity(self.train, c),
             "M": lambda: MCMC(self.train, c, self.shrink),
             "L": lambda: Laplace(*curved, self.laplace_epochs, self.laplace_batch),
-            "V": lambda: NGVI(*curved, self.ngvi_epochs, self.train.batch, self.ngvi_samples),
+            "V": lambda: NGVI(*curved, self.ngvi_epochs, self.train.batch_size, self.ngvi_samples),
         }
         return kinds[letter]()
 
@@ -220,7 +221,7 @@ CIFAR100 = Benchmark(
     title="CIFAR-100 at 500 clients",
     text="ResNet-18 with GroupNorm, 500 clients of 100 images by Pachinko allocation, 20 a round.",
     setting=cifar100,
-    train=SGD(lr=0.01, momentum=0.9, epochs=10, batch=20, weight_decay=1e-4),
+    train=SGD(lr=0.01, momentum=0.9, epochs=10, batch_size=20, weight_decay=1e-4),
     server=Momentum(lr=0.5, momentum=0.9),
     rounds=1500,
     switch=400,
@@ -246,7 +247,7 @@ EMNIST62 = Benchmark(
     title="EMNIST with 62 classes by writer",
     text="A CNN, 3,400 writers, 100 a round.",
     setting=emnist62,
-    train=SGD(lr=0.01, momentum=0.9, epochs=20, batch=20),
+    train=SGD(lr=0.01, momentum=0.9, epochs=20, batch_size=20),
     server=Momentum(lr=0.5, momentum=0.9),
     rounds=500,
     switch=200,
@@ -268,7 +269,7 @@ MNIST_WRITERS = Benchmark(
     title="MNIST by its 539 writers",
     text="Every client holds the digits of one writer, about 116; the test digits are by other writers.",
     setting=mnist_writers,
-    train=SGD(lr=0.02, momentum=0.9, epochs=5, batch=20, weight_decay=1e-4),
+    train=SGD(lr=0.02, momentum=0.9, epochs=5, batch_size=20, weight_decay=1e-4),
     server=Momentum(lr=0.5, momentum=0.9),
     rounds=70,
     switch=30,
@@ -288,7 +289,7 @@ CIFAR10 = Benchmark(
     title="CIFAR-10 with skewed labels",
     text="A small CNN, 10,000 images at 50 clients, labels by Dirichlet 0.1, 10 clients a round; from JPEG copies.",
     setting=cifar10,
-    train=SGD(lr=0.01, momentum=0.9, epochs=3, batch=20, weight_decay=1e-4),
+    train=SGD(lr=0.01, momentum=0.9, epochs=3, batch_size=20, weight_decay=1e-4),
     server=Momentum(lr=1.0),
     rounds=80,
     switch=40,

@@ -13,20 +13,21 @@ from torch import Tensor, nn
 
 from consilience.algorithms import ADF, FedAvg, FedEP, FedPA, FedPADiagonal, FedSEP
 from consilience.algorithms.base import Algorithm
-from consilience.beliefs import Belief
-from consilience.cohort import Cohort
-from consilience.comparison import Comparison, Row
+from consilience.core.beliefs import Belief
+from consilience.core.gaussian import Gaussian
 from consilience.data import Dataset, Federation
+from consilience.data.cohort import Cohort
 from consilience.engines import Simulator
-from consilience.experiment import fit
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD, Newton, Tilted
+from consilience.figures.panels import Curve, Ellipse, Mark, Panel, Panels
+from consilience.inference import Newton, Tilted
 from consilience.inference.tilted import scaled_identity
-from consilience.likelihoods import Regression
 from consilience.metrics import spread
+from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe
-from consilience.report.panels import Curve, Ellipse, Mark, Panel, Panels
-from consilience.task import Task
+from consilience.runs.fit import fit
+from consilience.studies.compare import Comparison, Row
+from consilience.tasks.likelihoods import Regression
+from consilience.tasks.task import Task
 
 ENGINE = Simulator(device="cpu", chunk=5, workers=1, threads=1, precision="float64")
 
@@ -245,7 +246,7 @@ def pooled(federation: Federation) -> Gaussian:
 def linear_methods() -> dict[str, Algorithm]:
     """Exact ones, and two that run SGD on the same objective."""
     exact = Newton(steps=1)
-    train = SGD(lr=0.02, epochs=5, batch=10, weight_decay=PRIOR / sum(SIZES))
+    train = SGD(lr=0.02, epochs=5, batch_size=10, weight_decay=PRIOR / sum(SIZES))
     return {
         ONE: FedEP(exact, damping=1.0, prior=PRIOR),
         MANY: FedEP(exact, prior=PRIOR),

@@ -12,17 +12,18 @@ from torch import Tensor, nn
 
 from consilience.algorithms import FedAvg, FedEP, FedPA, FedSEP
 from consilience.algorithms.base import Algorithm
-from consilience.comparison import Comparison, Row
+from consilience.core.gaussian import Gaussian
 from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
-from consilience.experiment import fit
-from consilience.gaussian import Gaussian
-from consilience.inference import SGD, Laplace, Newton
-from consilience.likelihoods import MultiLabel
+from consilience.figures.panels import Curve, Panel, Panels
+from consilience.inference import Laplace, Newton
 from consilience.metrics import spread
+from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, finished
-from consilience.report.panels import Curve, Panel, Panels
-from consilience.runs import Run
+from consilience.runs.fit import fit
+from consilience.runs.run import Run
+from consilience.studies.compare import Comparison, Row
+from consilience.tasks.likelihoods import MultiLabel
 
 TEXT = (
     "Bayesian logistic regression on 920 patients with the prior N(0, 1) for every weight. The reference is the "
@@ -73,8 +74,8 @@ def setting() -> tuple[MultiLabel, Federation]:
 
 def methods() -> dict[str, tuple[Algorithm, int]]:
     """Methods and their rounds. A prior of precision 1 is a weight decay of 1/920 for methods that have no prior."""
-    decay = SGD(lr=0.05, epochs=2, batch=16, weight_decay=1 / PATIENTS)
-    laplace = Laplace(SGD(lr=0.05, momentum=0.9, epochs=20, batch=64), kappa=1.0, clip=False, batch=128)
+    decay = SGD(lr=0.05, epochs=2, batch_size=16, weight_decay=1 / PATIENTS)
+    laplace = Laplace(SGD(lr=0.05, momentum=0.9, epochs=20, batch_size=64), kappa=1.0, clip=False, batch_size=128)
     return {
         "FedEP(L), full": (FedEP(Newton(), damping=1.0, prior=1.0), 6),
         "FedSEP(L), full": (FedSEP(Newton(), prior=1.0), 60),

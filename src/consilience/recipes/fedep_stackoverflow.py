@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from consilience.comparison import Setting
 from consilience.data import partition
 from consilience.data.loaders import stackoverflow
 from consilience.data.loaders.files import data_root
-from consilience.inference import SGD
-from consilience.likelihoods import MultiLabel
 from consilience.models import bag_of_words
-from consilience.optimizers import AdaGrad
+from consilience.optim import SGD
 from consilience.recipes.fedep import Benchmark, published, seeded
+from consilience.server.optimizers import AdaGrad
+from consilience.studies.compare import Setting
+from consilience.tasks.likelihoods import MultiLabel
 
 BATCH, WORDS, TAGS, TESTED = 100, 10_000, 500, 10_000
 CLIENTS, ALL_CLIENTS = 10_000, 342_477
@@ -56,7 +56,7 @@ STACK_OVERFLOW = Benchmark(
     text="Logistic regression from the frequencies of 10,000 words to 500 tags at 10,000 of the 342,477 users, 10 a "
     "round: a user is hardly ever seen again, so only methods without state at the clients make sense.",
     setting=setting,
-    train=SGD(lr=50 * LOSS, momentum=0.9, epochs=5, batch=BATCH),
+    train=SGD(lr=50 * LOSS, momentum=0.9, epochs=5, batch_size=BATCH),
     server=AdaGrad(lr=5.0, eps=1e-5),
     natural=AdaGrad(lr=5.0 / LOSS, eps=1e-5 / LOSS),
     rounds=1500,

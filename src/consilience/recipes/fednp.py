@@ -23,14 +23,14 @@ from consilience.algorithms import (
     Pooled,
 )
 from consilience.algorithms.switch import Method
-from consilience.comparison import Comparison, Setting
 from consilience.data import Compose, Crop, Dataset, Federation, Flip, load, partition
 from consilience.engines.simulator import Simulator
-from consilience.inference import SGD
-from consilience.likelihoods import Classification
 from consilience.models import mlp, resnet18
+from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.recipes.fedep import published, seeded
+from consilience.studies.compare import Comparison, Setting
+from consilience.tasks.likelihoods import Classification
 
 TEXT = (
     "All methods start from the same weights and do the same local work, with plain SGD: SCAFFOLD and FedDC know "
@@ -86,7 +86,7 @@ class Benchmark:
     def quick(self) -> Benchmark:
         """A few rounds of little work, to see that everything runs; large networks with two methods only."""
         names = self.names if self.tune else ("FedAvg", "FedNP")
-        train, tiny = replace(self.train, epochs=2, batch=32), Simulator(chunk=5, workers=1, threads=1)
+        train, tiny = replace(self.train, epochs=2, batch_size=32), Simulator(chunk=5, workers=1, threads=1)
         return replace(self, train=train, rounds=2, names=names, tune=self.tune and 1, every=2, engine=tiny, paper={})
 
     def compare(self, options: Options) -> Comparison:
@@ -150,7 +150,7 @@ def label_skew(name: str, who: str, share: Share) -> Benchmark:
         text=f"6,000 images at ten clients, {who}; an MLP with 100 hidden units, 50 rounds of two epochs. Every method "
         "had five trials on a validation part of the first seed's training data.",
         setting=lambda seed, quick: fmnist(share, seed, quick),
-        train=SGD(lr=0.05, epochs=2, batch=20),
+        train=SGD(lr=0.05, epochs=2, batch_size=20),
         rounds=50,
         names=tuple(everyone(SGD())),
         tune=5,
@@ -166,7 +166,7 @@ def at_paper_size(name: str, data: str, clients: int, figures: Mapping[str, floa
         text=f"Labels by Dirichlet 0.5, {clients} clients of one size; ResNet-18 with GroupNorm, crops and "
         "flips, ten local epochs.",
         setting=lambda seed, quick: images(data, clients, seed, quick),
-        train=SGD(lr=0.01, epochs=10, batch=128, weight_decay=1e-5),
+        train=SGD(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5),
         rounds=100,
         names=(*PAPER, "FedNP, f = 0"),
         as_printed=True,

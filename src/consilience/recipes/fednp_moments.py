@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.comparison import Comparison, Row
+from consilience.figures.panels import Curve, Panel, Panels
 from consilience.inference.sigmoid_moments import WAYS, How, quadrature, sigmoid_moments
 from consilience.metrics import spread
 from consilience.recipes.base import Options, Recipe, finished
-from consilience.report.panels import Curve, Panel, Panels
+from consilience.studies.compare import Comparison, Row
 
 EXACT = "exact"
 TEXT = (

@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from consilience import keys
 from consilience.algorithms import SCAFFOLD, FedAvg, FedNP, FedPA, FedProx, Pooled
 from consilience.algorithms.base import Algorithm
-from consilience.cohort import Cohort
-from consilience.comparison import Comparison, Row, paired_test
+from consilience.core import keys
+from consilience.core.ranges import Range
+from consilience.core.records import rows as of_clients
 from consilience.data import Dataset, Federation
+from consilience.data.cohort import Cohort
 from consilience.engines import Simulator
-from consilience.experiment import fit
-from consilience.inference import RMSprop
-from consilience.likelihoods import Regression
+from consilience.figures.panels import Curve, Mark, Panel, Panels
 from consilience.metrics import spread
-from consilience.ranges import Range
+from consilience.optim import RMSprop
 from consilience.recipes.base import Options, Recipe
 from consilience.recipes.fedep import seeded
-from consilience.records import rows as of_clients
-from consilience.report.panels import Curve, Mark, Panel, Panels
-from consilience.runs import Run
-from consilience.tuning import Settings, with_settings
+from consilience.runs.fit import fit
+from consilience.runs.run import Run
+from consilience.studies.compare import Comparison, Row, paired_test
+from consilience.studies.tune import Settings, with_settings
+from consilience.tasks.likelihoods import Regression
 
 PIECES = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))
 TRUTH = torch.tensor([5.0, 2.0, -1.0, 0.0], dtype=torch.float64)
@@ -94,7 +94,7 @@ def least_squares(data: Dataset) -> Tensor:
 def methods() -> dict[str, Algorithm]:
     """With the paper's steps. What f hears are losses, half the squared residuals in units of the noise; sites are
     replaced at once (δ = 1)."""
-    train = RMSprop(lr=0.01, batch=10)
+    train = RMSprop(lr=0.01, batch_size=10)
     latent = FedNP(train, latent=1, bound=1.0, signal="losses", signal_hidden=10, damping=1.0)
     return {
         POOLED: Pooled(train),

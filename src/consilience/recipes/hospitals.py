@@ -6,15 +6,16 @@ import torch
 
 from consilience.algorithms import FedAvg, FedEP, FedProx, LocalOnly, Pooled
 from consilience.algorithms.base import Algorithm
-from consilience.comparison import Comparison, Setting
 from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
-from consilience.evaluation import evaluate
-from consilience.inference import SGD, Newton
-from consilience.likelihoods import Classification
+from consilience.evaluation.scores import evaluate
+from consilience.inference import Newton
 from consilience.models import logistic
+from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared
-from consilience.runs import Run
+from consilience.runs.run import Run
+from consilience.studies.compare import Comparison, Setting
+from consilience.tasks.likelihoods import Classification
 
 TEXT = (
     "Cleveland, Hungary, Switzerland and Long Beach each hold the records of their own patients, with different "
@@ -29,7 +30,7 @@ TEXT = (
 def methods() -> dict[str, Algorithm]:
     """Everyone with the same local optimiser and the same number of passes over the data; FedEP with exact inference,
     as so small a model allows."""
-    train = SGD(lr=0.05, epochs=2, batch=16, weight_decay=1e-3)
+    train = SGD(lr=0.05, epochs=2, batch_size=16, weight_decay=1e-3)
     return {
         "Pooled": Pooled(train),
         "LocalOnly": LocalOnly(train),

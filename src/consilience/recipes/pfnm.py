@@ -15,32 +15,32 @@ import torch
 from torch import nn
 
 from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
-from consilience.algorithms.alone import Networks
 from consilience.algorithms.base import Algorithm
-from consilience.beliefs import Belief
-from consilience.cohort import Info
-from consilience.comparison import Comparison, Row
+from consilience.algorithms.shared.alone import Networks
+from consilience.core.beliefs import Belief
+from consilience.core.files import write_atomically
+from consilience.core.records import Point
 from consilience.data import Data, Dataset, Federation, load, partition
-from consilience.distillation import distil
-from consilience.evaluation import evaluate
-from consilience.experiment import fit
-from consilience.files import write_atomically
-from consilience.inference import AMSGrad
-from consilience.likelihoods import Classification
+from consilience.data.cohort import Info
+from consilience.evaluation.scores import evaluate
+from consilience.figures.panels import Curve, Panel, Panels
 from consilience.matching import BetaBernoulli, Clusterer, DPMeans
 from consilience.metrics import spread
 from consilience.models import mlp
-from consilience.optimizers import Adam
+from consilience.optim import AMSGrad
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
-from consilience.records import Point
-from consilience.report.panels import Curve, Panel, Panels
-from consilience.runs import Run
-from consilience.task import Task
+from consilience.runs.fit import fit
+from consilience.runs.run import Run
+from consilience.server.optimizers import Adam
+from consilience.studies.compare import Comparison, Row
+from consilience.studies.distil import distil
+from consilience.tasks.likelihoods import Classification
+from consilience.tasks.task import Task
 
 Scores = dict[str, dict[str, float]]  # by method and metric
-MNIST = AMSGrad(lr=0.01, epochs=10, batch=32, weight_decay=1e-6)
-CIFAR10 = AMSGrad(lr=0.001, epochs=10, batch=32, weight_decay=1e-5)
+MNIST = AMSGrad(lr=0.01, epochs=10, batch_size=32, weight_decay=1e-6)
+CIFAR10 = AMSGrad(lr=0.001, epochs=10, batch_size=32, weight_decay=1e-5)
 SPLITS = ("heterogeneous", "homogeneous")
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)  # of DP-means
 VARIANCES, MASSES = (0.1, 0.5, 1.0), (1e-3, 1.0, 50.0)  # the authors' grid of σ² and γ₀

@@ -13,8 +13,7 @@ import torch
 
 from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
 from consilience.algorithms.base import Algorithm
-from consilience.comparison import Comparison, Setting
-from consilience.likelihoods import Classification
+from consilience.figures.panels import Heat, Panel, Panels
 from consilience.matching import BetaBernoulli
 from consilience.recipes.base import Options, Recipe, compared, finished
 from consilience.recipes.pfnm import (
@@ -31,7 +30,8 @@ from consilience.recipes.pfnm import (
     shared_out,
     trained,
 )
-from consilience.report.panels import Heat, Panel, Panels
+from consilience.studies.compare import Comparison, Setting
+from consilience.tasks.likelihoods import Classification
 
 VARIANCES, PRIOR_VARIANCES, MASSES = (0.1, 0.3, 1.0, 3.0), (1.0, 10.0, 100.0), (1e-3, 1.0, 50.0)
 

@@ -14,19 +14,19 @@ import torch
 
 from consilience.algorithms import SAFL, FedAvg, FedProx
 from consilience.algorithms.switch import Method
-from consilience.comparison import Comparison, Row, Setting, compare
 from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
-from consilience.inference import SGD, Tapered
-from consilience.likelihoods import Classification
+from consilience.figures.panels import Curve, Panel, Panels
 from consilience.models import lenet5, resnet9
+from consilience.optim import SGD, Tapered
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
-from consilience.report.panels import Curve, Panel, Panels
-from consilience.runs import Run
+from consilience.runs.run import Run
+from consilience.studies.compare import Comparison, Row, Setting, compare
+from consilience.tasks.likelihoods import Classification
 
 CLIENTS, TAIL = 10, 20  # the last rounds, whose scores say how smooth a curve is
-TRAIN = SGD(lr=0.1, epochs=5, batch=16)
+TRAIN = SGD(lr=0.1, epochs=5, batch_size=16)
 SPLITS = ("iid", "dir", "scdir")
 SHOWN = ("accuracy", "nll", "accuracy wobble", "loss wobble")
 TEXT = (

@@ -13,19 +13,20 @@ from scipy.optimize import root
 from torch import Tensor, nn
 
 from consilience.algorithms.safl import SAFL
-from consilience.comparison import Comparison, Row
 from consilience.data import Dataset, Federation
+from consilience.data.batch import Batch
 from consilience.diagnostics import ode
 from consilience.engines import Simulator
-from consilience.experiment import fit
-from consilience.inference import SGD
-from consilience.inference.schedules import Tapered
-from consilience.likelihoods import Regression
+from consilience.figures.panels import Curve, Mark, Panel, Panels
 from consilience.metrics import spread
+from consilience.optim import SGD
+from consilience.optim.schedules import Tapered
 from consilience.recipes import fedep_hospitals
 from consilience.recipes.base import Options, Recipe, finished
-from consilience.report.panels import Curve, Mark, Panel, Panels
-from consilience.task import Batch, Task
+from consilience.runs.fit import fit
+from consilience.studies.compare import Comparison, Row
+from consilience.tasks.likelihoods import Regression
+from consilience.tasks.task import Task
 
 ENGINE = Simulator(device="cpu", chunk=4, workers=1, threads=1, precision="float64")
 TAPERING, CONSTANT, THEORY = "tapering steps", "constant step", "theory"
@@ -111,7 +112,7 @@ class Case:
 def regression_case() -> Case:
     """C = 1, δ = 1."""
     task, federation = regressions()
-    train = SGD(lr=1.0, epochs=1, batch=BATCH, schedule=Tapered(delta=1.0, unit="epochs"))
+    train = SGD(lr=1.0, epochs=1, batch_size=BATCH, schedule=Tapered(delta=1.0, unit="epochs"))
     minimiser = curvature(federation, train)[1].repeat(REPETITIONS)
     return Case("", task, federation, train, minimiser, 1.0, 4)
 
@@ -119,7 +120,7 @@ def regression_case() -> Case:
 def hospital_case() -> Case:
     """C = 2, δ = 1; the weight decay makes the objective strongly convex."""
     task, federation = fedep_hospitals.setting()
-    train = SGD(lr=2.0, epochs=1, batch=64, weight_decay=0.1, schedule=Tapered(delta=1.0, unit="epochs"))
+    train = SGD(lr=2.0, epochs=1, batch_size=64, weight_decay=0.1, schedule=Tapered(delta=1.0, unit="epochs"))
     field = ode.mean_field(task, federation, train)
 
     def slope(w: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -177,7 +178,7 @@ RATES = {  # (δ, C · λ) and what theory says; λ is the smallest curvature ti
 def rate(delta: float, pull: float, rounds: int) -> Tensor:
     """Distance from the minimiser after every round, the root mean square over repetitions, [rounds]."""
     task, federation = regressions()
-    train = SGD(epochs=1, batch=BATCH, schedule=Tapered(delta=delta, unit="rounds"))
+    train = SGD(epochs=1, batch_size=BATCH, schedule=Tapered(delta=delta, unit="rounds"))
     a, minimiser = curvature(federation, train)
     steps = float(ode.times(replace(train, lr=1.0, schedule=None), federation, 1)[-1])
     train = replace(train, lr=pull / (float(torch.linalg.eigvalsh(a)[0]) * steps))

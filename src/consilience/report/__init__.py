@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
-from consilience.errors import ConsilienceError
+from consilience.core.errors import ConsilienceError
+from consilience.runs import Run, StoredRun
+from consilience.studies import Comparison
 
-__all__ = ["write_report"]
+if TYPE_CHECKING:
+    from consilience.report.plots import ComparisonPlots, RunPlots
+
+__all__ = ["plot", "write_report"]
+
+
+@overload
+def plot(result: Comparison) -> ComparisonPlots: ...
+@overload
+def plot(result: Run | StoredRun) -> RunPlots: ...
+def plot(result: Run | StoredRun | Comparison) -> RunPlots | ComparisonPlots:
+    """Figures of a run or a comparison, for notebooks and papers: `plot(run).curves("accuracy").save("curves.pdf")`."""
+    # Matplotlib takes longer to import than a small run takes.
+    from consilience.report.plots import ComparisonPlots, RunPlots
+
+    if isinstance(result, Comparison):
+        return ComparisonPlots([asdict(row) for row in result.rows], result.stored)
+    return RunPlots(result.files)
 
 
 def write_report(directory: Path) -> Path:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from consilience.core import text
+from consilience.figures import panels, pictures
 from consilience.metrics import MARGINAL, direction, spread
-from consilience.report import figures, panels, pictures, text
+from consilience.report import figures
 from consilience.report.page import Cell, Key, Page, Plot, Section, Table
-from consilience.report.reading import RunFiles, read_json
 from consilience.report.run import (
     BETTER,
     KINDS,
@@ -27,6 +28,7 @@ from consilience.report.run import (
 )
 from consilience.report.statistics import difference_section, fairness_section, tuning_section
 from consilience.report.uncertainty import entropy_comparison
+from consilience.runs.reading import RunFiles, read_json, read_runs
 
 MAX_DRAWN = 24
 ARROW = {1: " ↑", -1: " ↓", 0: ""}
@@ -65,16 +67,6 @@ def comparison_page(directory: Path) -> Page:
 def key(method: str, index: int) -> Key:
     """A method in a legend; colours come round again as dotted lines."""
     return Key(method, figures.swatch(index), "solid" if index < len(figures.SERIES) else "dotted")
-
-
-def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[str, Any]]) -> Runs:
-    """The runs of each method that are still there."""
-    found: dict[str, list[RunFiles]] = {method: [] for method in methods}
-    for entry in entries:
-        place = directory / str(entry.get("directory", ""))
-        if (place / "run.json").is_file():
-            found[str(entry["method"])].append(RunFiles.read(place))
-    return found
 
 
 def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over: str) -> Section:

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
+from consilience.core import text
+from consilience.figures.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
 from consilience.metrics import Reliability
-from consilience.report import text
-from consilience.report.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
 
 LIGHT = {
     "paper": "#ffffff", "ink": "#17202a", "muted": "#5b6671", "grid": "#e2e6ea", "panel": "#f5f7f9", "link": "#0a5c9e",

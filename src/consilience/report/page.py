@@ -9,8 +9,8 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from consilience.figures.pictures import Pictures
 from consilience.report.figures import DARK, LIGHT
-from consilience.report.pictures import Pictures
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from consilience.core import text
 from consilience.metrics import Reliability, direction
-from consilience.report import figures, text
+from consilience.report import figures
 from consilience.report.generated import generated_section
 from consilience.report.page import Cell, Key, Link, Page, Plot, Section, Table, Tile
-from consilience.report.reading import RunFiles, read_json
 from consilience.report.uncertainty import entropy_section, posterior_section
+from consilience.runs.reading import RunFiles, read_json
 
 MAX_DRAWN = 60
 MAX_LISTED = 1000

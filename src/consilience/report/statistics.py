@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from consilience.core import text
 from consilience.metrics import MARGINAL, direction
-from consilience.report import text
 from consilience.report.figures import clip, swatch
 from consilience.report.page import Cell, Plot, Section, Table
-from consilience.report.reading import RunFiles
 from consilience.report.run import BETTER
 from consilience.report.strips import Spread, forest, spreads
+from consilience.runs.reading import RunFiles
 
 MAX_FIGURES = 2
 Scores = dict[str, dict[str, list[list[float]]]]  # metric → method → one list of clients' scores a seed

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from consilience.core import text
 from consilience.metrics import spread
-from consilience.report import text
 from consilience.report.figures import swatch
 from consilience.report.page import Cell, Plot, Section, Table
-from consilience.report.reading import RunFiles
 from consilience.report.strips import Ridge, densities, ridges
+from consilience.runs.reading import RunFiles
 
 GROUPS = {"right": 0, "wrong": 1, "outside": 3}  # with their colours
 X_LABEL = "predictive entropy in nats"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from consilience.core.errors import ConfigError, nearest
 from consilience.data.dataset import Data
 from consilience.data.loaders.emnist import emnist62
 from consilience.data.loaders.files import data_root
@@ -17,7 +18,6 @@ from consilience.data.loaders.silos import csv_silos
 from consilience.data.loaders.stack_overflow import stackoverflow
 from consilience.data.loaders.stl import stl10
 from consilience.data.loaders.tables import HEART_FEATURES, digits, heart_disease, heart_disease_split
-from consilience.errors import ConfigError, nearest
 
 __all__ = [
     "DATASETS",

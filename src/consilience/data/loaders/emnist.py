@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.errors import DataError
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.files import common_names, missing, normalisation
 from consilience.data.loaders.hdf5 import Array, read_clients
 from consilience.data.loaders.parquet import find_shards, image_parquet, shards
 from consilience.data.loaders.tables import hold_out
-from consilience.errors import DataError
 
 _NAME = "emnist-62"
 _CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from consilience.errors import DataError
+from consilience.core.errors import DataError
 
 
 def data_root(root: str | Path | None) -> Path:

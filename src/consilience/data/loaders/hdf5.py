@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from consilience.errors import DataError, nearest
+from consilience.core.errors import DataError, nearest
 
 Array = npt.NDArray[Any]
 Choice = Callable[[Sequence[str]], Sequence[str]]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.errors import DataError
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.files import missing, normalisation, read_bytes
-from consilience.errors import DataError
 
 _TYPES = {8: ("unsigned bytes", ">u1"), 12: ("32-bit integers", ">i4")}
 _SPLITS = ("train", "t10k")

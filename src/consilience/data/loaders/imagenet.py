@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from consilience.core.errors import DataError
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.cache import Images, cached
 from consilience.data.loaders.files import missing, normalisation, read_bytes
-from consilience.errors import DataError
 
 _NAME = "tiny-imagenet"
 _SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip (unpacked)"

@@ -19,10 +19,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from consilience.core.errors import DataError, nearest
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.cache import Images, cached
 from consilience.data.loaders.files import missing, normalisation
-from consilience.errors import DataError, nearest
 
 
 def image_parquet(

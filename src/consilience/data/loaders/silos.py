@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from consilience.core.errors import DataError, nearest
 from consilience.data.dataset import Data, Dataset
-from consilience.errors import DataError, nearest
 
 CSV = "*.[cC][sS][vV]"  # Path.glob minds capitals, and programs write .CSV too
 _SCALING = "scaling.toml"

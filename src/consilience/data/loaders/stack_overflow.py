@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from consilience.core.errors import DataError
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.files import common_names, missing, read_bytes
 from consilience.data.loaders.hdf5 import Array, Choice, read_clients
 from consilience.data.loaders.parquet import find_shards, read_columns, shards
-from consilience.errors import DataError
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2
 """Token ids: after the end of a text, a word outside the vocabulary, the most frequent word (the next is 3)."""

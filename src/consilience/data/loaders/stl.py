@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from consilience.core.errors import DataError
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.files import missing, normalisation
-from consilience.errors import DataError
 
 _NAME = "stl10"
 _SOURCE = "https://cs.stanford.edu/~acoates/stl10/ (stl10_binary.tar.gz, unpacked)"

@@ -1,0 +1,1 @@
+"""Methods that train generators and discriminators."""

@@ -1,0 +1,81 @@
+"""Alone: clients that train networks of their own, for a server that must see them one by one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from consilience.algorithms.base import Algorithm
+from consilience.core.records import Addressed, record
+from consilience.data.cohort import Cohort
+from consilience.optim import AMSGrad, Chain
+from consilience.tasks.task import Task
+
+ONE_SHOT = AMSGrad(lr=0.01, epochs=10, batch_size=32, weight_decay=1e-6)  # as in the one-shot literature, on MNIST
+
+
+@record
+class Start:
+    """Where clients go on from, θ [K, P], unless they are not known [K, 1] yet."""
+
+    theta: Tensor
+    known: Tensor
+
+
+@record
+class Networks:
+    """What clients have trained: θ [K, P], how many examples of each class they had [K, C] (None without classes), and
+    who they are [K]."""
+
+    theta: Tensor
+    labels: Tensor | None
+    client: Tensor
+
+    @property
+    def shares(self) -> Tensor | None:
+        """Each client's share of the examples of each class, n_jc / n_c."""
+        return None if self.labels is None else self.labels / self.labels.sum(0).clamp_min(1)
+
+
+class Alone(Algorithm):
+    """Clients train from initial weights of their own, or from where the server says: kinds differ in what the server
+    makes of their networks."""
+
+    additive: ClassVar[bool] = False
+    train: Chain
+
+    @abstractmethod
+    def starts(self, server: Any, ids: Tensor) -> Start:
+        """Where the clients `ids` go on from."""
+
+    def check(self, task: Task, theta: Tensor, x: Tensor) -> None:
+        """Refuse a network that this method cannot deal with, before anyone trains: θ [P], and some inputs."""
+
+    def message(self, server: Any, ids: Tensor) -> Addressed:
+        """To each its own."""
+        return Addressed(None, self.starts(server, ids))
+
+    def local(self, task: Task, message: Addressed, state: None, cohort: Cohort) -> tuple[Networks, None]:
+        """Train; send the network, and how many examples of each class it has seen."""
+        start = message.own
+        theta = torch.where(start.known > 0, start.theta, own_start(task, cohort))
+        x = cohort.glimpse()
+        self.check(task, theta[0], x)
+        classes = task.predict(theta[0], x).shape[-1]
+        trained = self.train(task.gradient(), theta, cohort)
+        return Networks(trained, cohort.label_counts(classes), cohort.ids.to(trained.device, copy=True)), None
+
+
+def own_start(task: Task, cohort: Cohort) -> Tensor:
+    """Every client's own initial weights [K, P]: weight matrices are drawn with the mean and deviation that they
+    have in the module, vectors (biases) are as they are there."""
+    initial = task.initial()
+    parts = list(zip(initial.split_with_sizes([shape.numel() for shape in task.shapes]), task.shapes, strict=True))
+    centre = torch.cat([part.mean().expand_as(part) if len(shape) > 1 else part for part, shape in parts])
+    spread = torch.cat(
+        [part.std(correction=0).expand_as(part) if len(shape) > 1 else torch.zeros_like(part) for part, shape in parts]
+    )
+    return centre + spread * cohort.noise(len(cohort), len(initial), tag="start")

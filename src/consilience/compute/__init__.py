@@ -1,0 +1,1 @@
+"""One client's function for cohorts: vmap, the compiler, layers and kernels."""

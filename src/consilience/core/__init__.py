@@ -1,0 +1,12 @@
+"""What every other package builds on: records, Gaussians, beliefs, keys, errors, text."""
+
+from consilience.core import keys
+from consilience.core.beliefs import Mixture
+from consilience.core.errors import ClientError, ConsilienceError
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import Addressed, Point, Weighted, pack, record, unpack
+
+__all__ = [
+    "Addressed", "ClientError", "ConsilienceError", "Gaussian", "Mixture", "Point", "Weighted", "keys", "pack",
+    "record", "unpack",
+]  # fmt: skip

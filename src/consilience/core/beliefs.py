@@ -1,0 +1,50 @@
+"""Beliefs: what a server may hold of the weights, each of which predicts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from consilience.core.display import span
+from consilience.core.errors import TaskError
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import Point, record, shape
+
+
+@record
+class Mixture:
+    """Several networks that predict together: theta [M, P], and their weights [M, 1], or [M, C] by class. Over the
+    networks weights sum to 1."""
+
+    theta: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, theta: Tensor) -> Mixture:
+        """Networks that count alike."""
+        return cls(theta, theta.new_full((len(theta), 1), 1 / len(theta)))
+
+    def __repr__(self) -> str:
+        by = " by class" if self.weights.shape[-1] > 1 else ""
+        return f"Mixture({len(self.theta)} networks of {shape(self.theta[0])}, weights{by} {span(self.weights) or '…'})"
+
+    @property
+    def mean(self) -> Tensor:
+        """There is none: the mean of several networks' weights is no network that has learned anything."""
+        raise TaskError("an ensemble is several networks, not one vector of weights: predict with it, or distil it")
+
+    def combine(self, predictions: Tensor) -> Tensor:
+        """Predictions [M, N, …] as one, p_c = Σ_m w_mc p_mc, scaled to sum to 1 if weights are by class."""
+        shape = (len(self.theta), *[1] * (predictions.dim() - 2), self.weights.shape[1])
+        weights = self.weights.to(predictions)
+        total = (predictions * (weights / weights.sum(0)).view(shape)).sum(0)  # 1 in the predictions' precision
+        return total / total.sum(-1, keepdim=True).clamp_min(1e-30) if self.weights.shape[1] > 1 else total
+
+
+Belief = Gaussian | Point | Mixture
+
+
+def draws(belief: Belief, samples: int) -> Mixture:
+    """The networks that a belief predicts with: an ensemble's, `samples` draws of a posterior, or the mean alone."""
+    if isinstance(belief, Mixture):
+        return belief
+    return Mixture.of(belief.sample(samples) if samples and isinstance(belief, Gaussian) else belief.mean.unsqueeze(0))

@@ -1,0 +1,88 @@
+"""How objects show themselves in a notebook: a line of text, or a small table of HTML. Never their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from torch import Tensor
+
+from consilience.core import text
+
+LONGEST = 160  # characters of a fact
+SHORTEST = 22  # characters of a name in a table
+SCORES = 6  # metrics in a line
+LEFT = ' style="text-align: left"'
+
+
+def clip(value: object, limit: int = LONGEST) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(str(value).split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def scores(metrics: Mapping[str, float]) -> str:
+    """accuracy 0.9830, NLL 0.0512."""
+    return ", ".join(f"{text.short(name)} {text.number(metrics[name])}" for name in text.in_order(metrics)[:SCORES])
+
+
+def span(values: Tensor) -> str:
+    """The range of a tensor's values; empty where they cannot be seen, as inside of `vmap`."""
+    if not values.numel() or values.is_meta:
+        return ""
+    try:
+        low, high = (float(end) for end in values.detach().aminmax())
+    except RuntimeError:
+        return ""
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def facts(title: str, pairs: Sequence[tuple[str, object]]) -> str:
+    """A heading and label–value pairs as HTML; pairs without a value are left out."""
+    cells = [f"<tr><th{LEFT}>{escape(k)}</th><td{LEFT}>{escape(clip(v))}</td></tr>" for k, v in pairs if str(v)]
+    return f"<div><b>{escape(clip(title))}</b><table>{''.join(cells)}</table></div>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> str:
+    """Rows under a head as HTML, the first column being names. A cell may know its own HTML (`__html__`)."""
+    names = "".join(f"<th>{escape(clip(name, SHORTEST))}</th>" for name in head)
+    body = "".join(f"<tr><th{LEFT}>{_cell(row[0])}</th>{''.join(map(_data, row[1:]))}</tr>" for row in rows)
+    below = f"<small>{escape(clip(caption, 2 * LONGEST))}</small>" if caption else ""
+    return f"<div><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
+
+
+def _cell(value: Any) -> str:
+    return str(value.__html__()) if hasattr(value, "__html__") else escape(clip(value, SHORTEST))
+
+
+def _data(value: Any) -> str:
+    return f"<td>{_cell(value)}</td>"
+
+
+def summary(method: str, data: str, history: Sequence[Mapping[str, Any]], out: object) -> str:
+    """A run in one line."""
+    found = [text.plural(len(history), "round"), *(f"{kind}{scores(s)}" for kind, s in _last(history)[-1:])]
+    place = f", in {out}" if out is not None else ""
+    return f"Run({clip(method, 60)} on {clip(data, 60)}: {', '.join(found)}{place})"
+
+
+def summary_table(method: str, federation: str, task: str, history: Sequence[Mapping[str, Any]], out: object) -> str:
+    """A run as HTML: what it is, how far it is, and its last scores."""
+    seconds = sum(line.get("seconds") or 0 for line in history)
+    at = max((line["round"] for line in history if line.get("eval")), default=0)
+    rows: list[tuple[str, object]] = [
+        ("data", federation),
+        ("task", task),
+        ("rounds", f"{len(history):,}" + (f" in {text.duration(seconds)}" if seconds else "")),
+        *((f"{kind}scores, round {at}", scores(found)) for kind, found in _last(history)),
+        ("directory", "" if out is None else out),
+    ]
+    return facts(f"Run of {method}", rows)
+
+
+def _last(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, float]]]:
+    """The last scores on test data: of the point model, then of the posterior average."""
+    line: Mapping[str, Any] = next((line for line in reversed(history) if line.get("eval")), {})
+    kinds = (("eval", ""), ("marginal", "marginal "))
+    return [(name, line[key]) for key, name in kinds if line.get(key)]

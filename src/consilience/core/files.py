@@ -1,0 +1,57 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from consilience.core.errors import CheckpointError
+
+CHECKPOINTS = 2  # kept at any time: the newest, and one to fall back on
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Write beside, flush to the disk, rename over: a kill at any instant leaves the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with named(path):
+        try:
+            with open(beside, "wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink()  # a full disk needs the space
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Let an error of the system say which file it is about: of a full disk it does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Make a sentence of what the system says about writing a file of `folder`."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error.filename, str) or not Path(error.filename).is_relative_to(folder):
+            raise
+        remedy = "free some space" if error.errno in FULL else "see that it can be"
+        raise CheckpointError(f"{error.filename} cannot be written ({error.strerror}): {remedy}, and resume") from error

@@ -1,0 +1,254 @@
+"""Records: what travels and what is stored. One format for the wire and for checkpoints.
+
+A record is a frozen dataclass whose fields are tensors, records, tuples of these, or None. It is a pytree, so
+`tree_map` reaches every tensor; messages fuse by adding leaf by leaf. `pack` turns it into safetensors bytes
+with named arrays and the record's type in the header; `unpack` builds it back and refuses whatever is not
+exactly what was asked for. Nothing here can execute code from a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, dataclass_transform
+
+import torch
+from safetensors.torch import load as read_arrays
+from safetensors.torch import save as write_arrays
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
+from consilience.core.display import span
+from consilience.core.errors import RecordError, nearest
+from consilience.core.text import plural
+
+__all__ = [
+    "Addressed", "Point", "Tree", "Weighted", "add", "check", "leaves", "nbytes",
+    "pack", "record", "rows", "stack", "to", "tree_map", "unpack",
+]  # fmt: skip
+
+T = TypeVar("T")
+Tree = Any  # a tensor, a record, a tuple of trees, or None: Python's types cannot say this recursively
+_types: dict[str, type] = {}
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass, a pytree, and known to `unpack` by its name."""
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    known = _types.get(cls.__name__)
+    if known is not None and known.__module__ != cls.__module__:
+        raise RecordError(f"two record types are called {cls.__name__!r}: in {known.__module__} and {cls.__module__}")
+    _types[cls.__name__] = cls
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    register_pytree_node(
+        cls,
+        lambda value: ([getattr(value, name) for name in names], None),
+        lambda children, _: cls(*children),
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+    )
+    return cls
+
+
+@record
+class Point:
+    """A model without uncertainty: the flat vector of its parameters."""
+
+    theta: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The parameters themselves, so that a point can stand where a Gaussian may."""
+        return self.theta
+
+    def __repr__(self) -> str:
+        return f"Point({shape(self.theta)}, {span(self.theta) or '…'})"
+
+
+@record
+class Weighted:
+    """A weighted sum that carries its own weight, so that a client left out needs no second pass."""
+
+    total: Tree
+    weight: Tensor
+
+    @classmethod
+    def of(cls, value: Tree, weight: Tensor) -> Weighted:
+        """Per-client values [K, ...] with weights [K, 1]."""
+        return cls(tree_map(lambda leaf: leaf * weight.view(-1, *[1] * (leaf.dim() - 1)), value), weight)
+
+    @property
+    def mean(self) -> Tree:
+        """Σ w v / Σ w, once the engine has summed over clients."""
+        axes, w = self.weight.shape[:-1], self.weight
+        return tree_map(lambda leaf: leaf / w.view(axes + (1,) * (leaf.dim() - len(axes))), self.total)
+
+
+@record
+class Addressed:
+    """A message with a part for everyone and a part for each client, whose leaves have the client axis."""
+
+    shared: Tree
+    own: Tree
+
+
+def shape(theta: Tensor) -> str:
+    """The size of flat vectors in words: 1,200 parameters, or those of each of 20 clients."""
+    clients = "".join(f"{n:,} × " for n in theta.shape[:-1])
+    return clients + (plural(theta.shape[-1], "parameter") if theta.dim() else "a number")
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors with their dotted names, in field order."""
+    for name, child in _children(tree):
+        where = f"{path}.{name}" if path else name
+        if isinstance(child, Tensor):
+            yield where, child
+        elif child is not None:
+            yield from leaves(child, where)
+
+
+def _children(tree: Tree) -> list[tuple[str, Tree]]:
+    if tree is None:
+        return []
+    if isinstance(tree, Tensor):
+        return [("value", tree)]
+    if isinstance(tree, tuple):
+        return [(str(i), child) for i, child in enumerate(tree)]
+    kind = type(tree)
+    if _types.get(kind.__name__) is kind:
+        names = [field.name for field in dataclasses.fields(kind)]
+        return [(name, getattr(tree, name)) for name in names]
+    raise RecordError(
+        f"a {type(tree).__name__} cannot be part of a record; fields hold tensors, records, tuples of these or None"
+    )
+
+
+def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """`fn` on every tensor of a tree, together with the tensors in the same places of others; None stays None."""
+    if tree is None:
+        return None
+    if isinstance(tree, Tensor):
+        return fn(tree, *others)
+    if isinstance(tree, tuple):
+        return tuple(tree_map(fn, *parts) for parts in zip(tree, *others, strict=True))
+    names = [name for name, _ in _children(tree)]
+    return type(tree)(*(tree_map(fn, *(getattr(t, name) for t in (tree, *others))) for name in names))
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """Leaf by leaf sum: how additive messages fuse."""
+    return tree_map(torch.add, a, b)
+
+
+def rows(tree: Tree, index: int | slice | Tensor) -> Tree:
+    """The rows `index` of every leaf's client axis."""
+    return tree_map(lambda leaf: leaf[index], tree)
+
+
+def stack(trees: list[Tree]) -> Tree:
+    """One client a tree, into one tree with a client axis."""
+    return tree_map(lambda *parts: torch.stack(parts), *trees)
+
+
+def to(tree: Tree, device: torch.device | str) -> Tree:
+    """Every leaf on `device`."""
+    return tree_map(lambda leaf: leaf.to(device), tree)
+
+
+def nbytes(tree: Tree) -> int:
+    """Bytes of all leaves: what a message costs on the wire, headers aside."""
+    return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
+
+
+def _describe(tree: Tree) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, Tensor):
+        return "tensor"
+    children = _children(tree)
+    if isinstance(tree, tuple):
+        return [_describe(child) for _, child in children]
+    return {"type": type(tree).__name__, "fields": {name: _describe(child) for name, child in children}}
+
+
+def blueprint(tree: Tree) -> dict[str, Any]:
+    """A tree without its numbers, as plain data: its structure, and every leaf's dtype, shape and kind of device."""
+    what = {name: (str(leaf.dtype).removeprefix("torch."), leaf.shape, leaf.device.type) for name, leaf in leaves(tree)}
+    return {"record": _describe(tree), "leaves": what}
+
+
+def assemble(plan: dict[str, Any], arrays: dict[str, Tensor]) -> Tree:
+    """The tree of a blueprint, from its leaves by name."""
+    return _build(plan["record"], arrays, "")
+
+
+def pack(tree: Tree, **note: str) -> bytes:
+    """Safetensors bytes; the header holds the structure and whatever `note` says."""
+    arrays = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in leaves(tree)}
+    return write_arrays(arrays, metadata={"record": json.dumps(_describe(tree)), **note})
+
+
+def notes(data: bytes) -> dict[str, str]:
+    """The header's metadata; an empty one for a file that is no safetensors file."""
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return dict(header.get("__metadata__", {}))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def unpack(data: bytes, like: Tree = None) -> Tree:
+    """The record in `data`. With `like`, a record of the same shapes and dtypes, anything else is refused."""
+    structure = notes(data).get("record")
+    if structure is None:
+        raise RecordError("these bytes hold no record: not written by consilience, or cut short")
+    try:
+        arrays = read_arrays(data)
+        value = _build(json.loads(structure), arrays, "")
+    except RecordError:
+        raise
+    except Exception as error:  # safetensors raises its own, undocumented types
+        raise RecordError(f"a damaged record: {error}") from error
+    extra = sorted(set(arrays) - {name for name, _ in leaves(value)})
+    if extra:
+        raise RecordError(f"the record holds arrays that are no part of it: {', '.join(extra)}")
+    if like is not None:
+        check(value, like)
+    return value
+
+
+def _build(structure: Any, arrays: dict[str, Tensor], path: str) -> Tree:
+    if structure is None:
+        return None
+    if structure == "tensor":
+        return arrays[path or "value"]
+    if isinstance(structure, list):
+        return tuple(_build(part, arrays, f"{path}.{i}" if path else str(i)) for i, part in enumerate(structure))
+    name, fields = structure["type"], structure["fields"]
+    if name not in _types:
+        raise RecordError(f"unknown record type {name!r}; {nearest(name, _types)}")
+    expected = [field.name for field in dataclasses.fields(_types[name])]
+    if list(fields) != expected:
+        raise RecordError(f"record {name} has fields {', '.join(fields)} where {', '.join(expected)} were expected")
+    return _types[name](**{key: _build(part, arrays, f"{path}.{key}" if path else key) for key, part in fields.items()})
+
+
+def check(value: Tree, like: Tree, what: str = "record") -> None:
+    """Refuse `value` unless type, names, shapes and dtypes are those of `like`."""
+    if _describe(value) != _describe(like):
+        raise RecordError(f"{what}: expected {_name(like)}, got {_name(value)}")
+    for (name, got), (_, wanted) in zip(leaves(value), leaves(like), strict=True):
+        if got.shape != wanted.shape:
+            raise RecordError(f"{what}: {name} has shape {tuple(got.shape)} where {tuple(wanted.shape)} was expected")
+        if got.dtype != wanted.dtype:
+            raise RecordError(f"{what}: {name} is {got.dtype} where {wanted.dtype} was expected")
+
+
+def _name(tree: Tree) -> str:
+    """Types and fields, as one would write them down; a tensor is its field's name alone."""
+    inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in _children(tree)}
+    if tree is None or isinstance(tree, Tensor):
+        return "None" if tree is None else "Tensor"
+    return f"{type(tree).__name__}({', '.join(name + what for name, what in inner.items())})"

@@ -1,0 +1,22 @@
+"""Batch: the examples of one step, padded to a common size."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from consilience.core.records import record
+
+
+@record
+class Batch:
+    """Examples of each client: x [K, B, ...], y [K, B, ...]; w [K, B] is 0 for padding; key [K] for dropout."""
+
+    x: Tensor
+    y: Tensor
+    w: Tensor
+    key: Tensor
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of values [B, ...] over one client's examples; padding has weight 0."""
+        weight = self.w.view(-1, *[1] * (values.dim() - 1))
+        return (values * weight).sum(0) / self.w.sum().clamp_min(1e-12)

@@ -1,0 +1,162 @@
+"""Cohort: clients that are computed together, and their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.core import keys
+from consilience.core.errors import ConsilienceError
+from consilience.core.records import Tree, record, rows
+from consilience.data.augment import Augmentation
+from consilience.data.batch import Batch
+from consilience.data.dataset import Dataset, rows_at
+from consilience.data.federation import Federation
+
+Change = Callable[[Tensor, Tensor], Tensor]  # of inputs [K, B, ...] by keys [K]
+Take = Callable[[Dataset, Tensor, Tensor, "Change | None", torch.dtype], tuple[Tensor, Tensor]]
+
+
+def take(
+    data: Dataset, chosen: Tensor, key: Tensor, change: Change | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The examples `chosen` [K, B] as a model sees them: inputs, changed at random by keys [K], and targets."""
+    x = data.inputs(chosen, dtype)
+    return x if change is None else change(x, key), data.targets(chosen, dtype)
+
+
+@record
+class Info:
+    """What every algorithm may know of a federation before it starts."""
+
+    initial: Tensor
+    seed: Tensor
+    clients: Tensor
+    examples: Tensor
+    before: Tree = None
+    """The server's state at the end of the phase before, if there was one."""
+
+
+class Cohort:
+    """Clients sorted by their number of examples, most first, so that those who still have a batch are always a
+    prefix. All tensors have the client axis first; `n` [K, 1] is the number of examples, in a stream of those that the
+    round reveals. `round_size` is how many clients the round has in all, `examples` how many examples all clients of
+    the federation hold together, in all steps of a stream.
+
+    Randomness comes from (seed, round, client, purpose): a client draws the same in every cohort.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        ids: Tensor,
+        *,
+        round: int,
+        round_size: int,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        static: bool = False,
+        augment: Augmentation | None = None,
+        take: Take = take,
+        limit: int | None = None,
+        examples: int | None = None,
+    ) -> None:
+        self.federation, self.ids, self.round, self.round_size = federation, ids, round, round_size
+        self.examples = federation.examples if examples is None else examples
+        self.device, self.dtype = federation.order.device, dtype
+        self.notes: dict[str, Tensor] = {}
+        offsets, self._sizes = federation.part(ids, round)
+        if bool((self._sizes.diff() > 0).any()):
+            raise ConsilienceError("a cohort's clients must be sorted by their number of examples, most first")
+        self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
+        # Compiled code wants one batch size in all rounds, so the largest part of all: the first of the largest client.
+        self._largest = -(-int(federation.sizes.max()) // federation.steps) if static else int(self._sizes[0])
+        key = keys.key(seed, purpose="client", round=round, client=ids)
+        self._offsets, self._n, self._key = (t.to(self.device, non_blocking=True) for t in (offsets, self._sizes, key))
+        self.n = self._n.to(dtype).unsqueeze(1)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def epoch(self, number: int, size: int) -> Iterator[tuple[int, Batch]]:
+        """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients).
+        A last, smaller batch is a batch like any other."""
+        purpose = f"epoch {number}"
+        shuffle = keys.permutations(keys.fold(self._key, purpose), self._n, int(self._sizes[0]))
+        return self._batches(shuffle, size, purpose, self._take, self._augment)
+
+    def mean(
+        self,
+        fn: Callable[..., Any],
+        theta: Tensor,
+        size: int,
+        *own: Any,
+        shared: tuple[Any, ...] = (),
+        tag: str = "mean",
+    ) -> Tensor:
+        """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, a mean over its batch, [K, ...];
+        examples in their order, batches of `size`, inputs as in evaluation. Another `tag` is other random numbers."""
+        in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
+        total: Tensor | None = None
+        for k, batch in self._batches(in_order, size, tag, take, self._as_evaluated, least=1):
+            value = fn(theta[:k], batch, *rows(own, slice(k)), shared=shared)
+            value = value[0] if isinstance(value, tuple) else value
+            if total is None:
+                total = torch.zeros(len(self), *value.shape[1:], dtype=value.dtype, device=self.device)
+            share = batch.w.sum(1) / self._n[:k]
+            total[:k] += value * share.view(-1, *[1] * (value.dim() - 1))
+        assert total is not None  # the longest client has at least one example
+        return total
+
+    def _as_evaluated(self, x: Tensor, key: Tensor) -> Tensor:
+        return x if self._augment is None else self._augment.evaluation(x)
+
+    def noise(self, k: int, *shape: int, tag: str) -> Tensor:
+        """Standard normal [k, *shape]; the same `tag` gives the same noise within a round."""
+        return keys.normal(keys.fold(self._key[:k], tag), *shape, dtype=self.dtype, device=self.device)
+
+    def glimpse(self, count: int = 2) -> Tensor:
+        """A few of the first client's inputs [count, …], as they are stored: to try a network on."""
+        first = self.federation.order[int(self._offsets[0]) :][: min(count, int(self._sizes[0]))]
+        return self.federation.data.inputs(first, self.dtype)
+
+    def label_counts(self, classes: int) -> Tensor | None:
+        """Examples of each class at each client, [K, classes]; None without class labels."""
+        y = self.federation.data.y
+        if y.dim() != 1 or y.is_floating_point():
+            return None
+        position = torch.arange(int(self._n.sum()), device=self.device)
+        owner = torch.arange(len(self), device=self.device).repeat_interleave(self._n)
+        row = self._offsets[owner] + position - (self._n.cumsum(0) - self._n)[owner]
+        held = y[self.federation.order[row]]
+        return torch.bincount(owner * classes + held, minlength=len(self) * classes).view(len(self), -1).to(self.dtype)
+
+    def note(self, **values: Tensor) -> None:
+        """Report a number a client, [K], to the round's metrics, where it is averaged by examples."""
+        self.notes.update(values)
+
+    def _batches(
+        self, positions: Tensor, size: int, purpose: str, take: Take, change: Change | None, least: int = 0
+    ) -> Iterator[tuple[int, Batch]]:
+        width = positions.shape[1]
+        size = min(size, self._largest)
+        steps = -(-width // size)
+        real = torch.arange(width, device=self.device) < self._n.unsqueeze(1)
+        index = rows_at(self.federation.order, torch.where(real, positions, 0) + self._offsets.unsqueeze(1))
+        weight = real.to(self.dtype)
+        if self._static:  # compiled code wants one batch size: fill up with weightless copies
+            index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
+        key = keys.folds(self._key, [f"{purpose} {step}" for step in range(steps)])
+        for step in range(steps):
+            if self._steps_left is not None:
+                if self._steps_left <= 0 and step >= least:
+                    return
+                self._steps_left -= 1
+            k = int((self._sizes > step * size).sum())
+            columns = slice(step * size, (step + 1) * size)
+            w, own = weight[:k, columns], key[:k, step]
+            x, y = take(self.federation.data, index[:k, columns], own, change, self.dtype)
+            yield k, Batch(x, y, w, own)

@@ -1,7 +1,0 @@
-"""Real federations over a network, through Flower: every client is a site with data of its own."""
-
-from consilience.engines.flower.apps import client_app, serve, server_app
-from consilience.engines.flower.correspondence import Flower
-from consilience.engines.flower.office import Manners
-
-__all__ = ["Flower", "Manners", "client_app", "serve", "server_app"]

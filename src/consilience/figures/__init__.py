@@ -1,0 +1,1 @@
+"""Figures as plain data: panels of lines and dots, and pictures. `report` draws them."""

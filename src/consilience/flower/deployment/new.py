@@ -1,0 +1,209 @@
+"""A new Flower app from the config of a simulation: the same model and method, at real sites."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from jinja2 import Environment, StrictUndefined
+
+from consilience.algorithms.switch import Method, phases
+from consilience.config.schema import Loaded, shape_of, with_files
+from consilience.core.errors import ConfigError, DataError
+from consilience.core.version import __version__
+from consilience.data import Dataset
+from consilience.data.loaders.files import data_root
+from consilience.data.loaders.silos import features_of
+from consilience.runs.directory import describe
+from consilience.studies.compare import Setting
+
+HOLDOUT = 0.2  # of every site, where the simulation has a test set of its own
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
+_CODE = ("__init__.py", "server_app.py", "client_app.py", "site_data.py")
+_SCRIPTS = ("superlink.sh", "gate.sh", "supernode.sh", "flwr.sh", "run.sh")
+_COMMENTS = {
+    "federation": "Who takes part, and what an example looks like at every site. timeout: seconds that the sites of a\n"
+    "round have; patience: seconds to wait for sites before giving up.",
+    "site": "The arguments of `load` in site_data.py, the same at every site.",
+    "run": "rounds, seed and out stand in pyproject.toml: ./run.sh --run-config 'rounds=50' changes them.",
+    "engine": "The server's. A site's device is a setting of its node.",
+}
+
+
+def write_app(directory: Path, loaded: Loaded) -> list[Path]:
+    """Write a Flower app into a new directory; what was written. The simulation's data are read once, to see what an
+    example looks like."""
+    name = _checked(directory)
+    setting = _setting(loaded)
+    method = loaded.algorithm()
+    if any(len(phase.algorithm.arrange(setting.federation)) < len(setting.federation) for phase in phases(method)):
+        raise ConfigError(f"{method.name} is a reference that no real federation can run: it moves the data")
+    package = directory / f"{name.lower().replace('-', '_')}_app"
+    own, sections = _own_files(loaded)
+    sections |= _sections(loaded, setting.federation.data, len(setting.federation))
+    values = {
+        "name": name,
+        "package": package.name,
+        "needs": f"consilience[{_extras(method)}]=={__version__}",
+        "method": method.name,
+        "clients": len(setting.federation),
+        "sites": [setting.federation.name(k) for k in range(min(3, len(setting.federation)))],
+        "rounds": loaded.config.run.rounds,
+        "seed": loaded.config.run.seed,
+        "own": sorted(own),
+    }
+    package.mkdir(parents=True)
+    written = [_write(package / file, _rendered(file, values)) for file in _CODE]
+    for file, source in own.items():
+        written.append(Path(shutil.copyfile(source, package / file)))
+    written.append(_write(package / "config.toml", "\n".join(_commented(sections))))
+    for file in ("pyproject.toml", "README.md", ".gitignore", *_SCRIPTS):
+        written.append(_write(directory / file, _rendered(file, values)))
+    for file in _SCRIPTS:
+        (directory / file).chmod(0o755)
+    return written
+
+
+def _extras(method: Method) -> str:
+    """What must be installed beside: every site makes the method, and a private one counts ε."""
+    return "flower,privacy" if '"name": "Private"' in json.dumps(describe(method)) else "flower"
+
+
+def _checked(directory: Path) -> str:
+    """The app's name, which is its directory's."""
+    name = directory.resolve().name
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a Flower app: it must begin with a letter and have letters, digits and "
+            "hyphens only, 32 at most"
+        )
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"{directory} exists already and is not empty: choose another directory")
+    return name
+
+
+def _setting(loaded: Loaded) -> Setting:
+    if loaded.config.partition.steps > 1:
+        raise ConfigError("partition.steps: streams are for simulations; a site's data are what its loader returns")
+    try:
+        return loaded.setting()
+    except DataError as error:
+        raise DataError(f"the config's data are needed once, to see what an example looks like: {error}") from error
+
+
+def _own_files(loaded: Loaded) -> tuple[dict[str, Path], dict[str, Any]]:
+    """(the user's own files by their names in the app, the sections that name them, so changed)."""
+    own: dict[str, Path] = {}
+
+    def named(file: str) -> str:
+        path = (loaded.folder / file).resolve()
+        for known, source in own.items():
+            if source == path:
+                return known
+        name, number = path.name, 1
+        while name in (*own, *_CODE):
+            number += 1
+            name = f"{path.stem}_{number}.py"
+        own[name] = path
+        return name
+
+    config = loaded.config
+    sections = {
+        "model": config.model.model_dump(),
+        "task": config.task.model_dump(exclude_defaults=True),
+        "algorithm": config.algorithm.model_dump(),
+    }
+    changed: dict[str, Any] = with_files(sections, named)
+    return own, changed
+
+
+def _sections(loaded: Loaded, data: Dataset, clients: int) -> dict[str, Any]:
+    config = loaded.config
+    inputs, outputs = shape_of(data)
+    sites = {
+        "name": data.name,
+        "clients": clients,
+        "min_clients": max(1, (config.run.cohort or clients) // 2),
+        "timeout": 600.0,
+    }
+    sites |= {"patience": 3600.0, "inputs": inputs, "outputs": outputs}
+    return {
+        "federation": sites | ({"classes": list(data.classes)} if data.classes else {}),
+        "site": _site(loaded, data) | {"holdout": config.run.holdout or HOLDOUT},
+        "run": config.run.model_dump(include={"cohort", "evaluate_every"}, exclude_none=True) | {"checkpoint_every": 1},
+        "engine": {"precision": config.engine.get("precision", "float32"), "device": "cpu"},
+    }
+
+
+def _site(loaded: Loaded, data: Dataset) -> dict[str, Any]:
+    """How sites should read their data, as far as the simulation's tell."""
+    section = loaded.config.data
+    if section.name == "csv-silos":
+        target = section.arguments.get("target", "target")
+        features, scaling = features_of(data_root(section.arguments.get("root")), target)
+        return {"target": target, "features": list(features)} | ({"scaling": scaling} if scaling else {})
+    if data.x.dtype == torch.uint8 and data.x.dim() == 4 and data.scale is not None:
+        std = 1 / (255 * data.scale.double().flatten())
+        shift = torch.zeros_like(std) if data.shift is None else data.shift.double().flatten()
+        return {"mean": _figures(-shift * std), "std": _figures(std)}
+    return {"target": "target"} if data.x.dim() == 2 and data.x.is_floating_point() else {}
+
+
+def _figures(values: torch.Tensor) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
+
+
+def _commented(sections: dict[str, Any]) -> Iterator[str]:
+    """The config's text, a section after the other."""
+    yield "# What server and sites agree on: docs/deploy.md of Consilience. The server sends this folder to every site."
+    for name, section in sections.items():
+        if section:
+            yield ""
+            yield from (f"# {line}" for line in _COMMENTS.get(name, "").splitlines())
+            yield from _toml(name, section)
+    yield ""
+
+
+def _toml(name: str, section: dict[str, Any]) -> Iterator[str]:
+    """A section with lists and small tables on one line, as one would write it; a table of tables has its own."""
+    tables = {key: value for key, value in section.items() if _is_table(value) and all(map(_is_table, value.values()))}
+    yield f"[{name}]"
+    for key, value in section.items():
+        if key not in tables:
+            yield f"{_key(key)} = {_inline(value)}"
+    for key, table in tables.items():
+        yield from ("", *_toml(f"{name}.{_key(key)}", table))
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value)
+
+
+def _key(key: str) -> str:
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(key)} = {_inline(part)}' for key, part in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline, value))}]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
+
+
+def _rendered(file: str, values: dict[str, Any]) -> str:
+    template = files("consilience.flower.deployment").joinpath("templates", f"{file.lstrip('.')}.j2")
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -1,0 +1,168 @@
+"""A federation on one machine: a link and its nodes as real processes on free ports, to try an app before use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import tomli_w
+
+from consilience.core.errors import ConsilienceError
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+PATIENCE = 60.0  # seconds for a process to come up
+
+
+class Loopback:
+    """`with Loopback(folder) as federation:` has a link; `node` adds a site, `run` starts an app and waits for its end.
+    All that they write is in `folder`. Nothing outlives the block. `tls` are the options of the link and of the nodes
+    for certificates and keys, as (link, node by site); without them, letters are not encrypted."""
+
+    def __init__(self, folder: Path, tls: tuple[list[str], Mapping[str, list[str]]] | None = None) -> None:
+        self.folder, self._tls = folder, tls
+        self.port = _free_port()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        self._home("link").mkdir(parents=True, exist_ok=True)
+        here: dict[str, Any] = {"address": f"127.0.0.1:{self.port}"}
+        if self._tls is None:
+            here["insecure"] = True
+        else:
+            here["root-certificates"] = self._tls[0][self._tls[0].index("--ssl-ca-certfile") + 1]
+        config = tomli_w.dumps({"superlink": {"default": "here", "here": here}})
+        (self._home("link") / "config.toml").write_text(config)
+        self.start_link()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        for name in list(self._processes):
+            self.kill(name)
+
+    def start_link(self) -> None:
+        """The SuperLink, up and listening."""
+        secure = ["--insecure"] if self._tls is None else self._tls[0]
+        self._start("link", ["flower-superlink", *secure, "--port", str(self.port), "--database", "link.db",
+                             "--disable-runtime-dependency-installation"])  # fmt: skip
+        end = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            if time.monotonic() > end or self._processes["link"].poll() is not None:
+                raise ConsilienceError(f"the link did not come up: see {self.log('link')}")
+            time.sleep(0.1)
+
+    def node(self, site: str, **settings: Any) -> None:
+        """A SuperNode of this name, whose app sees the settings."""
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in {"site": site, **settings}.items())
+        secure = ["--insecure"] if self._tls is None else list(self._tls[1][site])
+        self._start(site, ["flower-supernode", *secure, "--superlink", f"127.0.0.1:{self.port}",
+                           "--port", str(_free_port()), "--node-config", words])  # fmt: skip
+
+    def register(self, site: str, public_key: Path) -> None:
+        """Let the node of this key in, as this site and no other."""
+        self._flwr("supernode", "register", str(public_key), "--name", site, "--format", "json")
+
+    def log(self, name: str) -> Path:
+        """What the link, or a site, has to say."""
+        return self.folder / f"{name}.log"
+
+    def kill(self, name: str) -> None:
+        """kill -9 of the link, or of a site, with all processes it has started."""
+        process = self._processes.pop(name)
+        for one in (process.pid, *_offspring(process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        process.wait()
+
+    def start(self, app: Path, **config: Any) -> str:
+        """Start an app, as `flwr run` does: its run's number."""
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        found = self._flwr("run", str(app), "--format", "json", *(["--run-config", words] if words else []))
+        return str(found["run-id"])
+
+    def status(self, run: str) -> str:
+        """How a run is doing: running, finished:completed, finished:failed, …"""
+        return str(self._flwr("list", "--run-id", run, "--format", "json")["runs"][0]["status"])
+
+    def run(self, app: Path, seconds: float = 600.0, **config: Any) -> str:
+        """Start an app and wait for its end: how it ended."""
+        return self.wait(self.start(app, **config), seconds)
+
+    def wait(self, run: str, seconds: float = 600.0) -> str:
+        """Until a run has ended: how. What its server says meanwhile is in the log of that name."""
+        with open(self.log(f"run-{run}"), "ab") as log:
+            stream = [_tool("flwr"), "log", run, "--stream"]
+            try:
+                subprocess.run(
+                    stream, stdout=log, stderr=subprocess.STDOUT, env=self._environment(), cwd=self.folder,
+                    timeout=seconds,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                where = self.log(f"run-{run}")
+                raise ConsilienceError(f"the run has not ended within {seconds:g} seconds: see {where}") from error
+        return self.status(run)
+
+    def _start(self, name: str, command: list[str]) -> None:
+        with open(self.log(name), "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [_tool(command[0]), *command[1:]], stdout=log, stderr=subprocess.STDOUT, env=self._environment(name),
+                cwd=self.folder, start_new_session=True,
+            )  # fmt: skip
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [_tool("flwr"), *arguments], capture_output=True, text=True, env=self._environment(), cwd=self.folder
+        )
+        try:
+            found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError as error:
+            raise ConsilienceError(f"flwr {arguments[0]} failed: {done.stdout}{done.stderr}") from error
+        if not found.get("success", True):
+            raise ConsilienceError(f"flwr {arguments[0]} failed: {found}")
+        return found
+
+    def _home(self, name: str) -> Path:
+        """Flower's own files, of each process apart, as on machines of their own."""
+        return self.folder / "flwr" / name
+
+    def _environment(self, name: str = "link") -> dict[str, str]:
+        # Flower's commands start others by name: those of this environment, active or not.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self._home(name))}
+
+
+def _offspring(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in file.read_text().split()]
+    return [*found, *(deeper for child in found for deeper in _offspring(child))]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tool(name: str) -> str:
+    """A command of the environment that runs this, or the first on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ConsilienceError(f"there is no {name} here: pip install 'consilience[flower]'")
+    return found

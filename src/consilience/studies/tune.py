@@ -1,0 +1,265 @@
+"""tune: the same number of trials for every method, on a validation part of the training data.
+
+A method has settings that matter, declared by its components (`ranges`). Trial 0 is the method as it was given, the
+others are random draws; what does best on validation data is kept. Test data is never looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from consilience.algorithms.switch import Method
+from consilience.core import keys
+from consilience.core.errors import ClientError, ConfigError, ConsilienceError, DataError, nearest
+from consilience.core.files import write_atomically
+from consilience.core.ranges import Choice, Range
+from consilience.data.dataset import Dataset
+from consilience.data.federation import Federation
+from consilience.engines import Distributed
+from consilience.metrics import direction
+from consilience.runs.directory import RunDirectory, describe
+from consilience.runs.fit import fit
+from consilience.runs.run import Run
+
+if TYPE_CHECKING:
+    from consilience.studies.compare import Setting
+
+log = logging.getLogger("consilience")
+VALIDATION = 0.2  # the share of every client's training examples that trials are judged by
+DIVERGED = "diverged.txt"  # in a trial's directory: why it is not gone on with
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The methods with the settings that did best, and how these were found: an entry a method, as comparison.json has
+    them. A trial that diverged has the score None."""
+
+    methods: dict[str, Method]
+    tuning: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing to tune: the paths of the settings that it turns together, and where it may stand."""
+
+    paths: tuple[str, ...]
+    within: Range | Choice
+
+
+class _Diverged(ConsilienceError):  # noqa: N818 (it is no error)
+    """Nobody's update could be used: the trial is over."""
+
+
+def knobs(method: Any) -> list[Knob]:
+    """What a method declares worth tuning, at any depth: "server.lr", "then.infer.train.lr". Settings of the same kind
+    of component that are equal now stay equal, as for both methods of a Switch. What is None is off, and stays so."""
+    together: dict[Any, list[tuple[str, Range | Choice]]] = {}
+    for path, within in _declared(method).items():
+        *way, name = path.split(".")
+        owner = method
+        for part in way:
+            owner = getattr(owner, part, None)
+        if not is_dataclass(owner) or name not in {field.name for field in fields(owner)}:
+            raise ConfigError(f"the ranges of {type(method).__name__} name {path!r}, which it does not have")
+        value = getattr(owner, name)
+        if value is not None:
+            together.setdefault((type(owner), name, repr(value)), []).append((path, within))
+    return [Knob(tuple(path for path, _ in found), found[0][1]) for found in together.values()]
+
+
+def _declared(component: Any) -> dict[str, Range | Choice]:
+    """Ranges by path, the parts' own first: what the component says of its parts goes before."""
+    found: dict[str, Range | Choice] = {}
+    for field in fields(component) if is_dataclass(component) else ():
+        part = getattr(component, field.name)
+        if is_dataclass(part) and not isinstance(part, type):
+            found |= {f"{field.name}.{path}": within for path, within in _declared(part).items()}
+    return found | dict(getattr(component, "ranges", {}))
+
+
+def settings(method: Any) -> Settings:
+    """The present values of all that is worth tuning."""
+    found = {}
+    for path in (path for knob in knobs(method) for path in knob.paths):
+        value = method
+        for name in path.split("."):
+            value = getattr(value, name)
+        found[path] = value
+    return found
+
+
+def with_settings(component: Any, values: Mapping[str, Any]) -> Any:
+    """A copy with other values at some paths."""
+    own: dict[str, Any] = {path: value for path, value in values.items() if "." not in path}
+    inner: dict[str, dict[str, Any]] = {}
+    for path in values.keys() - own.keys():
+        name, _, rest = path.partition(".")
+        inner.setdefault(name, {})[rest] = values[path]
+    parts = {name: with_settings(getattr(component, name), deeper) for name, deeper in inner.items()}
+    return replace(component, **own, **parts)
+
+
+def candidates(label: str, method: Method, trials: int, seed: int = 0) -> list[Settings]:
+    """The settings of every trial: those that the method has, then draws. The first ones do not depend on how many
+    there are; a method with nothing to tune has one trial."""
+    if trials < 1:
+        raise ConfigError(f"tune must be at least 1, got {trials}")
+    found = [settings(method)]
+    for trial in range(1, trials) if found[0] else ():
+        drawn: Settings = {}
+        for knob in knobs(method):
+            key = keys.key(seed, purpose=f"tuning {label} {knob.paths[0]}", round=trial)
+            value = knob.within.at(float(keys.uniform(key.view(1), 1)))
+            drawn |= dict.fromkeys(knob.paths, value)
+        found.append(drawn)
+    return found
+
+
+def tune(
+    methods: Mapping[str, Method],
+    setting: Setting,
+    *,
+    trials: int,
+    rounds: int,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    select: str | None = None,
+    on_trial: Callable[[str, int], None] | None = None,
+    **options: Any,
+) -> Tuned:
+    """Every method's best of `trials` trials with the same `options` of `fit`, by the score `select` (NLL where there
+    is one, else the first that has a better and a worse) on a fifth of every client's training examples, which trials
+    do not learn from. A trial that diverges is the worst. With `out`, trials are runs in out/tuning/label/trial-k."""
+    must_simulate(options)
+    planned = {label: candidates(label, method, trials, seed) for label, method in methods.items()}
+    versions = {label: [with_settings(methods[label], drawn) for drawn in found] for label, found in planned.items()}
+    train, valid = _validation(setting, seed)
+    same: dict[str, Any] = {name: value for name, value in options.items() if name != "outside"}
+    same |= {"test": valid, "seed": seed, "rounds": rounds, "evaluate_every": rounds}
+    tuned = Tuned({}, [])
+    for label, found in planned.items():
+        if not found[0]:
+            log.warning("%s has no settings with ranges: nothing to tune, it is run as it is", label)
+        scores: list[float | None] = []
+        for k, version in enumerate(versions[label]):
+            if on_trial is not None:
+                on_trial(label, k)
+            where = None if out is None else Path(out) / "tuning" / label / f"trial-{k}"
+            scored = _trial(version, setting, train, where, resume and where is not None, f"{label}, trial {k}", **same)
+            if scored is not None:
+                select = _metric(scored, select)
+            scores.append(None if scored is None or select is None else _finite(scored[select]))
+        best = _best(scores, direction(select or ""))
+        if scores[best] is None:
+            log.warning("all trials of %s diverged: it is run as it is", label)
+        tuned.methods[label] = versions[label][best]
+        trial_list = [{"settings": drawn, "score": score} for drawn, score in zip(found, scores, strict=True)]
+        tuned.tuning.append(
+            {
+                "method": label,
+                "trials": len(found),
+                "chosen": found[best],
+                "score": scores[best],
+                "metric": select,
+                "all": trial_list,
+            }
+        )
+    return tuned
+
+
+def must_simulate(options: Mapping[str, Any]) -> None:
+    """Refuse an engine of many processes: each of them would write the files of all runs."""
+    if isinstance(options.get("engine"), Distributed):
+        raise ConfigError("many runs are made by the simulator: Distributed is for one, so fit them one by one")
+
+
+def _validation(setting: Setting, seed: int) -> tuple[Federation, Dataset | Federation]:
+    """(what trials learn from, what they are judged by). Clients are judged one by one, each by the model that it would
+    use, if that is how they will be tested."""
+    train, held = setting.federation.split(VALIDATION, seed)
+    if not held.examples:
+        least = math.ceil(1 / VALIDATION)
+        raise DataError(f"tuning holds out {VALIDATION:.0%} of every client's examples, but no client has {least}")
+    one_by_one = isinstance(setting.test, Federation) and len(setting.test) == len(held)
+    return train, held if one_by_one else held.data.subset(held.order)
+
+
+def _trial(
+    method: Method, setting: Setting, train: Federation, where: Path | None, resume: bool, name: str, **options: Any
+) -> dict[str, float] | None:
+    """Validation scores of one run, None if it diverged; its directory remembers that."""
+    if resume and where is not None and (where / DIVERGED).exists() and _same(where, method):
+        return None
+    callbacks = [*options.pop("callbacks", ()), _nobody_left]
+    try:
+        with _without_complaints():
+            run = fit(method, setting.task, train, out=where, resume=resume, callbacks=callbacks, **options)
+        _nobody_left(run, run.history[-1])  # a resumed run calls nobody back
+    except (_Diverged, ClientError, ArithmeticError, ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        log.log(logging.INFO if isinstance(error, _Diverged) else logging.WARNING, "%s diverged: %s", name, error)
+        if where is not None and where.exists():
+            write_atomically(where / DIVERGED, f"{error}\n")
+        return None
+    scores: dict[str, float] = run.history[-1]["eval"]
+    return scores
+
+
+def _same(where: Path, method: Method) -> bool:
+    """Whether a directory is of this method; `fit` says what else it is."""
+    there = RunDirectory(where).facts().get("algorithm")
+    return bool(there == json.loads(json.dumps(describe(method))))
+
+
+def _nobody_left(_: Run, line: dict[str, Any]) -> None:
+    if not line["clients"]:
+        raise _Diverged(f"no update of round {line['round']} was finite")
+
+
+@contextmanager
+def _without_complaints() -> Iterator[None]:
+    """Draws may be wild: clients that are left out are in the trial's metrics, and would fill the log."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return "was left out" not in str(record.msg)
+
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
+
+
+# Of generators' scores those that a collapsed one cannot win.
+PREFERRED = ("nll", "fid", "classifier_distance", "modes", "recall")
+
+
+def _metric(scores: Mapping[str, float], select: str | None) -> str:
+    """The score to go by; one that was asked for must be there, and have a better and a worse."""
+    usable = [metric for metric in scores if direction(metric)]
+    if select is None and usable:
+        return next((metric for metric in PREFERRED if metric in usable), usable[0])
+    if select not in usable:
+        raise ConfigError(f"select: {select!r} is no score to tune by; {nearest(select or '', usable)}")
+    return select
+
+
+def _finite(score: float) -> float | None:
+    return score if math.isfinite(score) else None
+
+
+def _best(scores: Sequence[float | None], way: int) -> int:
+    """The first of the best; what diverged is worse than anything."""
+    return max(range(len(scores)), key=lambda k: -math.inf if (score := scores[k]) is None else way * score)

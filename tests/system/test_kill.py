@@ -1,0 +1,227 @@
+"""Real processes, really killed: a run loses nothing but time."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import consilience as cs
+from consilience.core.records import leaves
+
+BIN = Path(sys.executable).parent
+PATIENCE = 60.0  # seconds; only a failure takes as long
+
+SCRIPT = """
+import sys, time
+import consilience as cs
+from support.scenarios import linear
+
+out, method, workers, rounds = sys.argv[1:]
+train = cs.SGD(lr=0.1, momentum=0.5, batch_size=4)
+algorithm = {"FedAvg": cs.FedAvg(train, server=cs.server.Adam()), "LocalOnly": cs.LocalOnly(train)}[method]
+task, federation = linear()
+print("ready", flush=True)
+cs.fit(
+    algorithm, task, federation, rounds=int(rounds), cohort=4, out=out, resume=True, test=federation,
+    checkpoint_every=2, state_memory=0, engine=cs.Simulator(device="cpu", chunk=1, workers=int(workers)),
+    progress=False, callbacks=[lambda *_: time.sleep(0.004)],
+)
+"""
+
+CONFIG = """
+[data]
+name = "heart-disease"
+[partition]
+name = "by_group"
+group = "hospital"
+[model]
+name = "logistic"
+[algorithm]
+name = "FedAvg"
+batch_size = 100
+[run]
+rounds = 60
+checkpoint_every = 1000
+[engine]
+device = "cpu"
+chunk = 1
+workers = 1
+"""
+
+SLOW = """
+import time
+from pathlib import Path
+import consilience as cs
+
+@cs.algorithm
+class Slow(cs.Algorithm):
+    inner: cs.FedAvg = cs.FedAvg()
+    def start(self, task, info): return self.inner.start(task, info)
+    def message(self, server, ids): return self.inner.message(server, ids)
+    def local(self, task, message, state, cohort):
+        if cohort.round == 3:
+            Path(__file__).with_name("asleep").touch()
+            time.sleep(600)
+        return self.inner.local(task, message, state, cohort)
+    def fuse(self, server, update): return self.inner.fuse(server, update)
+    def posterior(self, server): return self.inner.posterior(server)
+"""
+
+
+@contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(
+            str(Path(__file__).parents[1] / part) for part in ("", "system", "unit/algorithms", "unit/runs")
+        ),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Wait for something, as long as the process that is to bring it about lives."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def rounds_done(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def children(pid: int) -> set[int]:
+    """The processes whose parent is `pid`."""
+    return {child for child, (parent, _) in processes().items() if parent == pid}
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """Parent and state of every process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:  # it ended meanwhile
+                continue
+            found[int(entry.name)] = (int(parent), state)
+    return found
+
+
+def end(out: Path, rounds: int) -> dict[str, Tensor]:
+    """All that the last checkpoint holds, and the client states that it names."""
+    saved = cs.core.unpack((out / "checkpoints" / f"round-{rounds:07d}.safetensors").read_bytes())
+    found = dict(leaves(saved))
+    if (out / "states").exists():
+        for client, round in saved.states.tolist():
+            state = cs.core.unpack((out / "states" / f"{client}-{round}.safetensors").read_bytes())
+            found |= {f"{client}.{name}": leaf for name, leaf in leaves(state)}
+    return found
+
+
+def assert_same_end(one: Path, other: Path, rounds: int) -> None:
+    """Equal in every bit: the server, every client's state, and the metrics but for the clock."""
+    a, b = end(one, rounds), end(other, rounds)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    lines = [[json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (one, other)]
+    assert [line["round"] for line in lines[0]] == list(range(1, rounds + 1))
+    assert [{**line, "seconds": 0} for line in lines[0]] == [{**line, "seconds": 0} for line in lines[1]]
+
+
+@pytest.mark.parametrize(("method", "workers", "kills"), [("FedAvg", 1, 5), ("LocalOnly", 2, 3)])
+def test_killed_at_random_instants_and_resumed_is_the_uninterrupted_run(
+    tmp_path: Path, method: str, workers: int, kills: int
+) -> None:
+    script, whole, killed = tmp_path / "script.py", tmp_path / "whole", tmp_path / "killed"
+    script.write_text(SCRIPT)
+    rounds, chance = 80, random.Random(kills)
+    command = [sys.executable, str(script), str(killed), method, str(workers), str(rounds)]
+    with started(*(str(whole) if word == str(killed) else word for word in command)) as uninterrupted:
+        for instant in [0, *sorted(chance.sample(range(1, rounds - 30), kills - 1))]:
+            with started(*command) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n"
+                until(lambda at=instant: rounds_done(killed) >= at, process)
+                time.sleep(chance.uniform(0, 0.03))
+                helpers = children(process.pid)
+                process.send_signal(signal.SIGKILL)
+                assert process.wait(PATIENCE) == -signal.SIGKILL, "it must die by our hand, not of its own accord"
+                assert not instant or len(helpers) == (workers if workers > 1 else 0)
+                until(lambda pids=helpers: all(processes().get(pid, (0, "Z"))[1] == "Z" for pid in pids))
+        with started(*command) as last:
+            _, errors = last.communicate(timeout=PATIENCE)
+            assert last.returncode == 0, errors
+        _, errors = uninterrupted.communicate(timeout=PATIENCE)
+        assert uninterrupted.returncode == 0, errors
+    assert_same_end(whole, killed, rounds)
+    assert not list((killed / "checkpoints").glob(".*")), "half-written checkpoints are cleared away"
+
+
+def test_ctrl_c_finishes_the_round_and_prints_a_command_that_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    config, whole, out = tmp_path / "my config.toml", tmp_path / "whole", tmp_path / "interrupted"
+    config.write_text(CONFIG)
+    command = ["consilience", "run", str(config), "--set", 'algorithm.server={name="Adam", lr=0.01}', "--out"]
+    with started(*command, str(whole)) as uninterrupted, started(*command, str(out)) as process:
+        until(lambda: rounds_done(out) >= 3, process)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+        assert uninterrupted.wait(PATIENCE) == 0
+    done = rounds_done(out)
+    assert 3 <= done < 60
+    said, printed = errors.rstrip("\n").split("\n")[-2:]
+    assert said == f"stopped after round {done} of 60; resume it:"
+    assert "stopping after this round; press Ctrl-C again to stop at once" in errors
+    assert output == ""
+    assert (out / "checkpoints" / f"round-{done:07d}.safetensors").exists()
+    assert (out / "config.toml").exists()
+    assert not (out / "evaluation.json").exists()
+    with started(*shlex.split(printed)) as process:
+        output, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert "FedAvg, round 60" in output
+    assert_same_end(whole, out, 60)
+
+
+def test_ctrl_c_twice_stops_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    config, out = tmp_path / "config.toml", tmp_path / "run"
+    (tmp_path / "slow.py").write_text(SLOW)
+    config.write_text(CONFIG.replace('name = "FedAvg"\nbatch = 100', 'name = "slow.py:Slow"'))
+    with started("consilience", "run", str(config), "--set", "run.checkpoint_every=1", "--out", str(out)) as process:
+        until((tmp_path / "asleep").exists, process)
+        assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
+        assert "stopping after this round" in process.stderr.readline()
+        before = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert time.monotonic() - before < 30
+    assert process.returncode == 130
+    assert "stopped; the last checkpoint is kept" in errors
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    assert rounds_done(out) == 2
+    assert (out / "checkpoints" / "round-0000002.safetensors").exists()

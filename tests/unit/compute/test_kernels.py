@@ -1,0 +1,330 @@
+"""Our own GPU kernels against plain convolutions: interpreted on a CPU, as they are on a GPU."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.func import functional_call, vmap
+
+import consilience as cs
+from consilience.compute.layers import MatmulConv2d, PixelGroupNorm, PixelMean, use_kernels, use_matmul_convolutions
+from consilience.compute.vectorize import Replay, _Step
+from consilience.data import Compose, Crop, Flip
+from consilience.data.cohort import take
+from consilience.models import resnet18
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+pytest.importorskip("triton", reason="Triton comes with torch for GPUs, and with the development tools")
+from consilience.compute import kernels  # noqa: E402
+
+# clients, batch, height, width, channels, channels made, taps, stride, padding
+SHAPES = [
+    (2, 3, 6, 6, 16, 32, 3, 1, 1),
+    (2, 2, 8, 6, 32, 16, 3, 2, 1),
+    (2, 2, 7, 5, 16, 16, 3, 2, 1),  # odd sides: remainders by the stride differ in number
+    (2, 2, 8, 8, 16, 16, 1, 2, 0),  # three pixels of four are seen by nobody
+    (1, 3, 9, 9, 3, 6, 5, 1, 2),  # few channels: taps and channels are one axis
+    (2, 2, 9, 8, 1, 16, 3, 1, 0),
+    (1, 2, 6, 6, 48, 20, 3, 1, 0),
+    (1, 2, 9, 9, 3, 8, 4, 2, 1),
+    (1, 1, 4, 4, 16, 80, 3, 1, 1),  # more channels than a block
+    (1, 6, 30, 30, 3, 8, 3, 1, 1),  # a sum over pixels in two shares
+]
+
+
+def draw(clients, batch, height, width, channels, made, taps, stride, padding):
+    made_by = torch.Generator().manual_seed(taps)
+    images = torch.randn(clients, batch, height, width, channels, generator=made_by)
+    weights = torch.randn(clients, made, taps, taps, channels, generator=made_by) / (taps**2 * channels) ** 0.5
+    return images.to(DEVICE), weights.to(DEVICE), stride, padding
+
+
+def plainly(images, weights, stride, padding):
+    """The same by torch, client by client, in float64."""
+    clients = zip(images.double(), weights.double(), strict=True)
+    each = [F.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), None, stride, padding) for x, w in clients]
+    return torch.stack(each).permute(0, 1, 3, 4, 2)
+
+
+def close(got, wanted):
+    distance = (got.double() - wanted).norm() / wanted.norm()
+    assert distance < (5e-3 if GPU else 1e-6), f"{distance:.2g} of the length"  # TF32 on a GPU
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolutions_and_their_slopes_are_torchs(shape):
+    images, weights, stride, padding = draw(*shape)
+    mine = [images.clone().requires_grad_(), weights.clone().requires_grad_()]
+    theirs = [images.double().requires_grad_(), weights.double().requires_grad_()]
+    result, wanted = kernels.convolve(*mine, stride, padding), plainly(*theirs, stride, padding)
+    close(result, wanted)
+    g = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    for a, b in zip(torch.autograd.grad(result, mine, g), torch.autograd.grad(wanted, theirs, g.double()), strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=str)
+def test_slopes_of_slopes_are_torchs(shape):
+    """A penalty on slopes, as a GAN's, differentiates them once more: each function's slopes are the other two."""
+    images, weights, stride, padding = draw(*shape)
+    found = []
+    for run, kind in ((kernels.convolve, torch.float32), (plainly, torch.float64)):
+        x, w = (t.to(kind, copy=True).requires_grad_() for t in (images, weights))
+        first = torch.autograd.grad(run(x, w, stride, padding).square().sum(), (x, w), create_graph=True)
+        found.append(torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (x, w)))
+    for a, b in zip(*found, strict=True):
+        close(a, b)
+
+
+def test_what_is_mapped_over_joins_the_clients():
+    images, weights, stride, padding = draw(*SHAPES[0])
+    more, others = torch.stack([images, 2 * images, -images]), torch.stack([weights, weights + 1, 3 * weights])
+
+    def run(x, w):
+        return kernels.convolve(x, w, stride, padding)
+
+    both = vmap(run)(more, others)
+    same_weights = vmap(run, in_dims=(0, None))(more, weights)
+    same_images = vmap(run, in_dims=(None, 0))(images, others)
+    for i in range(3):
+        close(both[i], plainly(more[i], others[i], stride, padding))
+        close(same_weights[i], plainly(more[i], weights, stride, padding))
+        close(same_images[i], plainly(images, others[i], stride, padding))
+
+
+def test_a_resnet_of_kernels_is_the_same_resnet():
+    """The network as compiled code for a GPU has it: gathered convolutions, norms and means over pixels."""
+    torch.manual_seed(0)
+    plain = resnet18((3, 8, 8), 5, width=4).to(DEVICE)
+    mine = use_kernels(use_matmul_convolutions(resnet18((3, 8, 8), 5, width=4).to(DEVICE)))
+    mine.load_state_dict(plain.state_dict())
+    kinds = {type(layer) for layer in mine.modules()}
+    assert {PixelGroupNorm, PixelMean, MatmulConv2d} <= kinds
+    assert not {nn.Conv2d, nn.GroupNorm, nn.AdaptiveAvgPool2d} & kinds
+    x = torch.randn(2, 3, 8, 8, device=DEVICE)
+    tolerance = {"rtol": 0.02, "atol": 0.02} if GPU else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(mine(x), plain(x), **tolerance)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 4, 5, 6), (3, 12, 7), (2, 8), (2, 64, 20, 20), (2, 48, 9, 9)],  # the fourth in several blocks of pixels
+    ids=str,
+)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_norms_over_pixels_are_group_norms(groups, shape, affine, relu):
+    torch.manual_seed(0)
+    layer = nn.GroupNorm(groups, shape[1], affine=affine).double().to(DEVICE)
+    if affine:
+        nn.init.normal_(layer.weight)
+        nn.init.normal_(layer.bias)
+    mine = PixelGroupNorm(copy.deepcopy(layer).float(), relu)
+    x = 3 + 2 * torch.randn(shape, device=DEVICE)
+    g = torch.randn(shape, device=DEVICE)
+    found = []
+    for run, kind in ((mine, torch.float32), (lambda x: layer(x).relu() if relu else layer(x), torch.float64)):
+        x = x.to(kind).requires_grad_()
+        weights = list(mine.parameters() if run is mine else layer.parameters())
+        result = run(x)
+        found.append([result, *torch.autograd.grad(result, [x, *weights], g.to(kind))])
+    (result, *slopes), (wanted, *theirs) = found
+    torch.testing.assert_close(result.double(), wanted, rtol=1e-5, atol=1e-5)
+    for a, b in zip(slopes, theirs, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_of_large_numbers_keep_their_digits():
+    """A mean of 1000 and a deviation of 1: the mean of squares less the square of the mean would lose it."""
+    x = 1000 + torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    layer = nn.GroupNorm(2, 4).to(DEVICE)
+    wanted = copy.deepcopy(layer).double()(x.to(DEVICE).double())
+    torch.testing.assert_close(PixelGroupNorm(layer)(x.to(DEVICE)).double(), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_norms_of_a_cohort_are_each_clients_own():
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 4, 5, 5, generator=made).to(DEVICE)
+    weights, biases = torch.randn(2, 3, 4, generator=made).to(DEVICE)
+    g = torch.randn(x.shape, generator=made).to(DEVICE)
+    layer = PixelGroupNorm(nn.GroupNorm(2, 4), relu=True)
+
+    def run(x, w, b):
+        return functional_call(layer, {"weight": w, "bias": b}, x)
+
+    def plain(x, w, b):
+        return F.group_norm(x, 2, w, b).relu()
+
+    for dims in ((0, 0, 0), (0, None, None), (None, 0, 0)):
+        given = [
+            (t if d == 0 else t[0]).clone().requires_grad_() for t, d in zip((x, weights, biases), dims, strict=True)
+        ]
+        mine = vmap(run, in_dims=dims)(*given)
+        each = [[t if d is None else t[k] for t, d in zip(given, dims, strict=True)] for k in range(3)]
+        wanted = torch.stack([plain(*one) for one in each])
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+        slopes, theirs = torch.autograd.grad(mine, given, g), torch.autograd.grad(wanted, given, g)
+        for a, b in zip(slopes, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_norm_takes_the_relu_that_follows_it_unless_somebody_watches():
+    def network():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.GroupNorm(1, 4), nn.Tanh())
+
+    joined = use_kernels(use_matmul_convolutions(network()))
+    assert joined[1].relu
+    assert type(joined[2]) is nn.Identity
+    assert not joined[3].relu
+    assert type(joined[4]) is nn.Tanh
+    watched = network()
+    watched[2].register_forward_hook(lambda *_: None)
+    watched = use_kernels(use_matmul_convolutions(watched))
+    assert not watched[1].relu
+    assert type(watched[2]) is nn.ReLU
+
+
+def test_convolutions_that_differ_along_the_axes_are_written_out():
+    layers = [nn.Conv2d(3, 4, 3, stride=(1, 2)), nn.Conv2d(3, 4, 3, padding=(0, 1)), nn.Conv2d(3, 4, 3, dilation=2)]
+    for layer in layers:
+        product = use_kernels(use_matmul_convolutions(nn.Sequential(layer)))[0]
+        assert not product.gathers
+        x = torch.randn(2, 3, 9, 9)
+        torch.testing.assert_close(product(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+COMPILE = """
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from consilience.compute import kernels
+
+KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", int: "i32", float: "fp32"}
+
+def compile(kernel, grid, *args, num_warps, num_stages=3, **constants):
+    names = kernel.arg_names
+    kinds = dict.fromkeys(constants, "constexpr")
+    kinds |= {name: KINDS[getattr(a, "dtype", type(a))] for name, a in zip(names, args)}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if kinds[name][0] == "*"}
+    source = ASTSource(kernel, {name: kinds[name] for name in names}, constants, aligned)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    print(kernel.__name__, made.metadata.shared)
+
+kernels._launch = compile
+images, few = (torch.empty(2, 2, 8, 8, c, dtype=torch.bfloat16) for c in (64, 3))
+kernel, first = (torch.empty(2, 64, 3, 3, c, dtype=torch.bfloat16) for c in (64, 3))
+weight = torch.empty(2, 64, dtype=torch.bfloat16)
+kernels.convolve(images, kernel, 1, 1)
+kernels.convolve(few, first, 1, 1)
+kernels.convolve_back(images, kernel, 16, 16, 2, 1)
+kernels.convolve_meet(images, images, 3, 3, 1, 1)
+kernels.convolve_meet(images, few, 3, 3, 1, 1)
+_, means, scales = kernels.normalise(images, weight, weight, 2, 1e-5, True)
+kernels.normalise_back(images, images, weight, weight, means, scales, True)
+"""
+
+
+def test_kernels_can_be_compiled_for_an_h200(tmp_path):
+    """Without a GPU: what the interpreter takes, the compiler may not; and a multiprocessor has 227 kB to share."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, _ in made] == ["_gather"] * 3 + ["_meet"] * 2 + ["_norm", "_norm_back"]
+    assert all(int(shared) <= 227 * 1024 for _, shared in made)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("name", ["FedAvg", "FedEP", "SCAFFOLD", "FedPA", "MOON"])
+def test_replayed_rounds_on_a_gpu_are_those_of_plain_code(name):
+    """Ragged clients, crops and flips, two chunks a round: recorded steps against uncompiled ones, in float64."""
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randn(150, 3, 8, 8, generator=made), torch.randint(4, (150,), generator=made)
+    owner = torch.arange(150).sqrt().long() % 9
+    federation = cs.Federation.from_owner(cs.Dataset(x, y, tuple("abcd")), owner)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
+    task, found = cs.Classification(network, augment=Compose((Crop(6), Flip()))), []
+    for compile in (False, True):
+        engine = cs.Simulator(device="cuda", chunk=5, compile=compile, precision="float64")
+        run = cs.fit(getattr(cs, name)(), task, federation, rounds=4, progress=False, engine=engine)
+        found.append(run.posterior.mean)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("when", ["before it is recorded", "while it is recorded"])
+def test_a_step_with_too_little_memory_to_be_recorded_is_taken_as_it_comes(when, caplog):
+    recorded = []
+
+    def gradient(theta, batch, shared):
+        recorded.append(torch.cuda.is_current_stream_capturing())
+        slope = 2 * theta + batch
+        if recorded[-1] if when == "while it is recorded" else len(recorded) == 1:
+            torch.empty(2**45, dtype=torch.uint8, device="cuda")
+        return slope, theta.sum(1)
+
+    def advance(theta, slope, rate):
+        theta -= rate * slope
+
+    replay = Replay(_Step(gradient, advance), torch.device("cuda"))
+    theta, batch = torch.ones(3, 4, device="cuda"), torch.full((3, 1), 0.5, device="cuda")
+    losses = [float(replay(theta, batch, (), (), (), (0.1,))[0]) for _ in range(3)]
+    assert losses == pytest.approx([4, 3, 2.2])
+    assert len(caplog.messages) == 1
+    assert not replay.graphs
+    other = torch.ones(2, 4, device="cuda")
+    replay(other, batch[:2], (), (), (), (0.1,))
+    torch.testing.assert_close(other, torch.full_like(other, 0.75))
+    assert len(replay.graphs) == (when == "before it is recorded")
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_no_step_on_a_gpu_waits_for_the_host():
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randint(256, (60, 3, 8, 8), generator=made).byte(), torch.randint(4, (60,), generator=made)
+    data = cs.Dataset(x, y, tuple("abcd"), scale=torch.tensor(0.01))
+    federation = cs.Federation.from_owner(data, torch.arange(60) % 4).to("cuda")
+    augment, network = Compose((Crop(6), Flip())), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+    task = cs.Classification(network, augment=augment).prepare("cuda", compile=True, bf16=True, chunk=4)
+    chain = cs.SGD(lr=0.1, momentum=0.9, epochs=3, batch_size=5)
+
+    def cohort(round):
+        options = {"round": round, "round_size": 4, "seed": 0, "static": True, "augment": augment}
+        return cs.data.Cohort(federation, torch.arange(4), **options, take=task.once(take))
+
+    first, second = chain(task.gradient(), task.initial(), cohort(1)), cohort(2)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        other = chain(task.gradient(), task.initial(), second)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(other.isfinite().all())
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_learning_curves_in_bfloat16_are_those_of_float32_on_a_gpu():
+    made = torch.Generator().manual_seed(0)
+    x, y = torch.randn(400, 3, 8, 8, generator=made), torch.randint(4, (400,), generator=made)
+    x += 0.4 * torch.randn(4, 3, 8, 8, generator=made)[y]
+    federation = cs.Federation.from_owner(cs.Dataset(x, y, tuple("abcd")), torch.arange(400) % 8)
+    torch.manual_seed(0)
+    task = cs.Classification(resnet18((3, 8, 8), 4, width=16))
+    losses = []
+    for precision in ("float32", "bf16"):
+        engine = cs.Simulator(device="cuda", chunk=8, compile=True, precision=precision)
+        run = cs.fit(cs.FedAvg(), task, federation, rounds=6, progress=False, engine=engine)
+        losses.append(torch.tensor([line["loss"] for line in run.history]))
+    torch.testing.assert_close(*losses, rtol=0.05, atol=0.02)

@@ -1,0 +1,479 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from consilience.compute.layers import (
+    KeyedDropout,
+    MatmulConv2d,
+    MatmulConvTranspose2d,
+    freeze_batchnorm,
+    replace_batchnorm,
+    use_matmul_convolutions,
+    with_keyed_dropout,
+)
+from consilience.core import keys
+from consilience.core.errors import TaskError
+from consilience.core.records import rows
+from consilience.data import Dataset
+from consilience.data.batch import Batch
+from consilience.models import dcgan_discriminator, dcgan_generator
+from consilience.tasks.likelihoods import Classification, Regression
+
+
+def batch(clients, size, *shape, classes=3, seed=0):
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(clients, size, *shape, generator=made)
+    y = torch.randint(classes, (clients, size), generator=made)
+    return Batch(x, y, torch.ones(clients, size), client_keys(clients))
+
+
+def client_keys(clients, step=0):
+    return keys.key(step, purpose="dropout", client=torch.arange(clients))
+
+
+def many(task, clients):
+    return task.initial().expand(clients, -1).clone()
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.BatchNorm1d(4), ["BatchNorm1d", "replace_batchnorm", "freeze_batchnorm"]),
+        (nn.BatchNorm2d(4), ["BatchNorm2d", "replace_batchnorm", "freeze_batchnorm"]),
+        (nn.SyncBatchNorm(4), ["SyncBatchNorm", "replace_batchnorm"]),
+        (nn.BatchNorm1d(4, track_running_stats=False), ["BatchNorm1d", "mixes the examples"]),
+        (nn.InstanceNorm2d(4, track_running_stats=True), ["InstanceNorm2d", "running statistics"]),
+        (nn.LazyLinear(3), ["LazyLinear", "has no shape yet"]),
+        (nn.AlphaDropout(0.5), ["AlphaDropout", "nn.Dropout"]),
+        (nn.FeatureAlphaDropout(0.5), ["FeatureAlphaDropout", "nn.Dropout"]),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.5), ["LSTM", "dropout to 0"]),
+        (nn.GRU(4, 4, num_layers=2, dropout=0.5), ["GRU", "dropout to 0"]),
+        (nn.MultiheadAttention(4, 2, dropout=0.1), ["MultiheadAttention", "dropout to 0"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_layers_that_cannot_be_trained_side_by_side_are_refused_by_name(layer, words):
+    with pytest.raises(TaskError, match=r"layer '1\.inner'") as error:
+        Classification(nn.Sequential(nn.Linear(2, 4), nn.ModuleDict({"inner": layer})))
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.InstanceNorm1d(4), nn.LSTM(4, 4), nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.Dropout(0.5)]
+)
+def test_layers_without_statistics_are_accepted(layer):
+    Classification(nn.Sequential(nn.Linear(2, 4), layer))
+
+
+def test_a_lazy_layer_that_has_seen_data_is_accepted():
+    module = nn.Sequential(nn.LazyLinear(3))
+    module(torch.ones(1, 2))
+    assert Classification(module).size == 9
+
+
+def normed():
+    """A network with BatchNorm that has seen data, so that its statistics are not trivial."""
+    torch.manual_seed(0)
+    shared = nn.BatchNorm2d(6)
+    module = nn.Sequential(
+        nn.Conv2d(2, 6, 3), shared, nn.ReLU(), nn.Conv2d(6, 6, 1), shared, nn.Flatten(), nn.LazyLinear(3)
+    )
+    for _ in range(3):
+        module(3 + 2 * torch.randn(8, 2, 5, 5))
+    return module
+
+
+def test_replaced_batchnorm_trains():
+    task = Classification(replace_batchnorm(normed()))
+    data = batch(3, 4, 2, 5, 5)
+    gradient, _ = task.gradient()(many(task, 3), data)
+    assert bool((gradient != 0).any(0).all())
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(6, 2), (5, 5), (7, 7), (9, 3), (1, 1)])
+def test_a_replacement_has_as_many_groups_as_asked_or_the_next_number_that_fits(channels, groups):
+    asked = groups + 1 if channels > groups else channels + 3
+    replaced = replace_batchnorm(nn.BatchNorm1d(channels), groups=asked)
+    assert isinstance(replaced, nn.GroupNorm)
+    assert channels % replaced.num_groups == 0
+    assert replaced.num_groups == max(g for g in range(1, min(asked, channels) + 1) if channels % g == 0)
+
+
+def test_replacing_leaves_the_original_alone():
+    module = normed()
+    replace_batchnorm(module)
+    freeze_batchnorm(module)
+    assert isinstance(module[1], nn.BatchNorm2d)
+    assert module[1] is module[4]
+
+
+@pytest.mark.parametrize("change", [replace_batchnorm, freeze_batchnorm])
+def test_a_layer_in_two_places_stays_one_layer(change):
+    changed = change(normed())
+    assert changed[1] is changed[4]
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in changed.modules())
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_frozen_batchnorm_computes_what_batchnorm_does_in_evaluation(affine):
+    torch.manual_seed(1)
+    layer = nn.BatchNorm1d(4, affine=affine)
+    for _ in range(3):
+        layer(torch.randn(10, 4) * 3 + 1)
+    x = torch.randn(5, 4)
+    frozen = freeze_batchnorm(nn.Sequential(layer))
+    torch.testing.assert_close(frozen.train()(x), nn.Sequential(layer).eval()(x))
+
+
+def test_a_frozen_network_trains_and_predicts_like_the_original_in_evaluation():
+    module = normed()
+    task, x = Classification(freeze_batchnorm(module)), torch.randn(4, 2, 5, 5)
+    torch.testing.assert_close(task.apply_one(task.initial(), x), module.eval()(x))
+    data = batch(3, 4, 2, 5, 5)
+    gradient, _ = task.gradient()(many(task, 3), data)
+    assert bool((gradient != 0).any(0).all())
+
+
+def test_a_frozen_layer_keeps_its_statistics_when_the_original_goes_on():
+    module = normed()
+    frozen = freeze_batchnorm(module)
+    x = torch.randn(4, 2, 5, 5)
+    before = frozen(x)
+    module.train()(x + 100)
+    assert torch.equal(frozen(x), before)
+
+
+def dropped(layer, x, key):
+    """One keyed layer on x."""
+    keyed, names = with_keyed_dropout(nn.Sequential(layer))
+    return torch.func.functional_call(keyed, dict.fromkeys(names, key), (x,))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_keeps_its_share_and_scales_it_up(rate):
+    out = dropped(nn.Dropout(rate), torch.ones(200, 200), client_keys(1)[0])
+    kept = out != 0
+    assert abs(float(kept.double().mean()) - (1 - rate)) < 5 * (rate * (1 - rate) / 40_000) ** 0.5
+    torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (1 - rate)))
+
+
+def test_dropout_of_everything_gives_zeros():
+    assert torch.equal(dropped(nn.Dropout(1.0), torch.ones(3, 3), client_keys(1)[0]), torch.zeros(3, 3))
+
+
+def test_dropout_of_nothing_changes_nothing():
+    keyed, names = with_keyed_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2), nn.Dropout(0.5)))
+    assert names == ["2.key"]
+    assert not isinstance(keyed[0], KeyedDropout)
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Dropout1d, (7,)), (nn.Dropout2d, (4, 5)), (nn.Dropout3d, (2, 3, 4))])
+def test_channel_dropout_drops_whole_channels(layer, shape):
+    out = dropped(layer(0.4), torch.ones(50, 40, *shape), client_keys(1)[0]).flatten(2)
+    assert bool(((out == 0).all(-1) | (out != 0).all(-1)).all())
+    kept = float((out[..., 0] != 0).double().mean())
+    assert abs(kept - 0.6) < 5 * (0.24 / 2000) ** 0.5
+
+
+def test_clients_steps_and_layers_drop_different_units():
+    x, key = torch.ones(40, 40), client_keys(2)
+    masks = [dropped(nn.Dropout(0.5), x, key[0]), dropped(nn.Dropout(0.5), x, key[1])]
+    masks.append(dropped(nn.Dropout(0.5), x, client_keys(1, step=1)[0]))
+    keyed, names = with_keyed_dropout(nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Dropout(0.5)))
+    both = torch.func.functional_call(keyed, dict.fromkeys(names, key[0]), (x,))
+    for i, a in enumerate(masks):
+        for b in masks[:i]:
+            agree = float(((a != 0) == (b != 0)).double().mean())
+            assert abs(agree - 0.5) < 5 * 0.5 / 40
+    assert abs(float((both != 0).double().mean()) - 0.25) < 5 * (0.1875 / 1600) ** 0.5
+
+
+def dropout_net():
+    torch.manual_seed(0)
+    again = nn.Dropout(0.3)
+    return nn.Sequential(
+        nn.Linear(4, 30), nn.ReLU(), again, nn.Linear(30, 30), nn.Tanh(), again, nn.Dropout(0.2), nn.Linear(30, 3)
+    )
+
+
+def test_a_cohort_drops_what_each_client_drops_alone():
+    task = Classification(dropout_net()).prepare(dtype=torch.float64)
+    theta, data = many(task, 5), batch(5, 6, 4)
+    data = Batch(data.x.double(), data.y, data.w.double(), data.key)
+    together, losses = task.gradient()(theta, data)
+    for k in range(5):
+        alone, loss = task.gradient()(theta[k : k + 1], rows(data, slice(k, k + 1)))
+        torch.testing.assert_close(together[k], alone[0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(losses[k], loss[0], rtol=1e-12, atol=1e-12)
+
+
+def test_padding_does_not_change_what_is_dropped():
+    task = Classification(dropout_net())
+    data = batch(1, 6, 4)
+    padded = Batch(
+        torch.cat([data.x, torch.full((1, 3, 4), 7.0)], 1),
+        torch.cat([data.y, torch.zeros(1, 3, dtype=torch.int64)], 1),
+        torch.cat([data.w, torch.zeros(1, 3)], 1),
+        data.key,
+    )
+    (alone, _), (filled, _) = (task.gradient()(many(task, 1), b) for b in (data, padded))
+    torch.testing.assert_close(alone, filled)
+
+
+def test_a_dropout_layer_in_two_places_acts_in_both():
+    keyed, _ = with_keyed_dropout(dropout_net())
+    assert isinstance(keyed[2], KeyedDropout)
+    assert keyed[2] is keyed[5]
+    first, last = nn.Dropout(0.5), nn.Linear(1, 1)
+    shared = nn.Sequential(nn.Identity(), first, nn.Flatten(0), nn.Unflatten(0, (-1, 1)), first, last)
+    task = Regression(shared)
+    theta = torch.tensor([1.0, 0.0])
+    out = task.apply_one(theta, torch.ones(400, 1), client_keys(1)[0])
+    assert sorted(out.unique().tolist()) == [0.0, 4.0]  # both scale by 2; the same positions fall twice
+
+
+def test_steps_drop_different_units_in_a_task():
+    task = Classification(dropout_net())
+    data = batch(2, 6, 4)
+    later = Batch(data.x, data.y, data.w, client_keys(2, step=1))
+    assert not torch.equal(task.gradient()(many(task, 2), data)[1], task.gradient()(many(task, 2), later)[1])
+
+
+def test_nothing_is_dropped_in_prediction():
+    module = dropout_net()
+    task, x = Classification(module), torch.randn(6, 4)
+    expected = module.eval()(x).softmax(-1)
+    torch.testing.assert_close(task.predict(task.initial(), x), expected)
+    torch.testing.assert_close(task.release(task.initial())(x).softmax(-1), expected)
+
+
+def test_the_release_has_the_user_s_own_dropout():
+    released = Classification(dropout_net()).release(torch.zeros(30 * 5 + 30 * 31 + 31 * 3))
+    assert [type(layer) for layer in released] == [type(layer) for layer in dropout_net()]
+    assert not any(layer._forward_hooks for layer in released.modules())
+
+
+class Forgetful(nn.Module):
+    """Drops in a way of its own."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.layer, self.rate = nn.Linear(3, 2), rate
+
+    def forward(self, x):
+        return nn.functional.dropout(self.layer(x), self.rate, training=self.training)
+
+
+def test_a_forward_that_fails_in_training_is_one_of_its_own(caplog):
+    class Detector(Forgetful):
+        def forward(self, x):
+            return self.layer(x, None) if self.training else self.layer(x)
+
+    Classification(Detector(0.0)).check(Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])))
+    assert "Detector has a forward of its own for training" in caplog.text
+
+
+@pytest.mark.parametrize(("rate", "told"), [(0.1, True), (0.0, False)])
+def test_a_forward_of_its_own_for_training_is_told_once(rate, told, caplog):
+    task, data = Classification(Forgetful(rate)), Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+    before = torch.random.get_rng_state()
+    task.check(data)
+    task.check(data)
+    assert [record.message.split()[0] for record in caplog.records] == ["Forgetful"] * told
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)),
+        nn.Sequential(nn.Unflatten(1, (1, 3)), nn.TransformerEncoderLayer(3, 1, 4, dropout=0.0), nn.Flatten()),
+    ],
+)
+def test_dropout_layers_and_fused_kernels_are_no_forward_of_its_own(module, caplog):
+    Classification(module).check(Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])))
+    assert not caplog.records
+
+
+def test_dropout_touches_no_global_generator():
+    task = Classification(dropout_net())
+    before = torch.get_rng_state()
+    task.gradient()(many(task, 2), batch(2, 6, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1}, {"stride": (2, 1)}, {"padding": (2, 0), "dilation": (1, 2)}, {"bias": False}],
+    ids=str,
+)
+def test_a_convolution_as_a_matrix_product_is_the_same_convolution(options):
+    layer = nn.Conv2d(3, 4, (3, 2), **options).double()
+    x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    assert MatmulConv2d.can_replace(layer)
+    torch.testing.assert_close(MatmulConv2d(layer)(x), layer(x), rtol=1e-12, atol=1e-12)
+
+
+def test_only_plain_convolutions_become_products():
+    kept = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv1d(4, 4, 3))
+    swapped = use_matmul_convolutions(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(*kept)))
+    kinds = [type(layer).__name__ for layer in swapped.modules() if "Conv" in type(layer).__name__]
+    assert kinds == ["MatmulConv2d", "Conv2d", "Conv2d", "Conv1d"]
+
+
+def slopes(layer, x):
+    """The value, and the gradients of a weighted sum of it in the input and the parameters."""
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
+    return out, *torch.autograd.grad((weights * out).sum(), [x, *layer.parameters()])
+
+
+def assert_same(found, wanted):
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_layers_with_hooks_are_left_to_them():
+    seen, x = [], torch.randn(2, 3, 8, 8)
+
+    def watch(layer, args, output):
+        seen.append(output.shape)
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    network[0].register_forward_hook(watch)
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(network[1])
+    with torch.no_grad():
+        network[1].weight_g.fill_(2.0)
+    wanted = network(x)
+    swapped = use_matmul_convolutions(network)
+    assert [type(layer) for layer in swapped] == [nn.Conv2d, nn.Conv2d, MatmulConv2d]
+    torch.testing.assert_close(swapped(x), wanted)
+    assert seen == [(2, 4, 6, 6)] * 2
+
+
+@pytest.mark.parametrize("size", [(28, 28), (14, 14), (9, 8), (7, 5)], ids=str)
+def test_a_strided_convolution_has_the_same_slopes_as_a_matrix_product(size):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, 5, 2, 2).double()
+    x = torch.randn(2, 2, *size, dtype=torch.float64)
+    assert_same(slopes(MatmulConv2d(layer), x), slopes(layer, x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", [(4, 4), (7, 5), (1, 3), (2, 1), (1, 1)], ids=str)
+def test_a_transposed_convolution_as_a_matrix_product_is_the_same_one(size, bias):
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(3, 2, 4, 2, 1, bias=bias).double()
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    assert MatmulConvTranspose2d.can_replace(layer)
+    assert_same(slopes(MatmulConvTranspose2d(layer), x), slopes(layer, x))
+
+
+def test_every_tap_of_a_transposed_convolution_goes_to_its_own_place():
+    layer = nn.ConvTranspose2d(1, 1, 4, 2, 1, bias=False).double()
+    layer.weight.data = torch.arange(1.0, 17, dtype=torch.float64).view(1, 1, 4, 4)
+    x = torch.zeros(1, 1, 3, 3, dtype=torch.float64)
+    x[0, 0, 1, 1] = 1
+    out = MatmulConvTranspose2d(layer)(x)[0, 0]
+    assert torch.equal(out[1:5, 1:5], layer.weight[0, 0])
+    assert int((out != 0).sum()) == 16
+
+
+def test_a_cohort_of_transposed_convolutions_is_that_of_each_client():
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(3, 2, 4, 2, 1).double()
+    product = MatmulConvTranspose2d(layer)
+    x = torch.randn(4, 2, 3, 3, 5, dtype=torch.float64)
+    own = {name: torch.randn(4, *p.shape, dtype=torch.float64) for name, p in layer.named_parameters()}
+
+    def loss(values, x):
+        out = functional_call(product, values, (x,))
+        return (out**3).sum(), out
+
+    (in_values, in_x), out = vmap(grad(loss, argnums=(0, 1), has_aux=True))(own, x)
+    for k in range(4):
+        leaves = [t[k].clone().requires_grad_() for t in (own["weight"], own["bias"], x)]
+        wanted = nn.functional.conv_transpose2d(leaves[2], leaves[0], leaves[1], stride=2, padding=1)
+        slope = torch.autograd.grad((wanted**3).sum(), leaves)
+        assert_same([out[k], in_values["weight"][k], in_values["bias"][k], in_x[k]], [wanted, *slope])
+
+
+def chain(*modules):
+    return nn.Sequential(*[child for module in modules for child in module])
+
+
+def penalty(module):
+    """One client's gradient penalty, mean (‖∂D/∂x‖ − 1)², as a function of its weights."""
+
+    def loss(values, x):
+        slope = grad(lambda at: functional_call(module, values, (at,)).sum())(x)
+        return (slope.flatten(1).norm(dim=1) - 1).square().mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)], ids=str)
+@pytest.mark.parametrize("with_generator", [False, True])
+def test_a_gradient_penalty_is_the_same_with_products(shape, with_generator):
+    torch.manual_seed(0)
+    plain, x = dcgan_discriminator(shape, width=2), torch.randn(3, 2, *shape, dtype=torch.float64)
+    if with_generator:  # the penalty in z goes through transposed convolutions too
+        plain, x = chain(dcgan_generator(3, shape, width=2), plain), torch.randn(3, 2, 3, dtype=torch.float64)
+    plain = plain.double()
+    products = use_matmul_convolutions(copy.deepcopy(plain))
+    assert not any(isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) for layer in products.modules())
+    own = {name: p + 0.1 * torch.randn(3, *p.shape, dtype=p.dtype) for name, p in plain.named_parameters()}
+    found = vmap(grad(penalty(products)))(own, x)
+    for k in range(3):
+        values = {name: t[k].detach().requires_grad_() for name, t in own.items()}
+        at = x[k].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(functional_call(plain, values, (at,)).sum(), at, create_graph=True)
+        value = (slope.flatten(1).norm(dim=1) - 1).square().mean()
+        wanted = torch.autograd.grad(value, list(values.values()), materialize_grads=True)
+        largest = max(float(t.abs().max()) for t in wanted)
+        for a, b in zip(found.values(), wanted, strict=True):
+            torch.testing.assert_close(a[k], b, rtol=1e-11, atol=1e-13 * largest)
+
+
+def test_a_gradient_penalty_with_products_is_one_graph():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.ConvTranspose2d(2, 2, 4, 2, 1), nn.Tanh(), nn.Conv2d(2, 1, 5, 2, 2)).double()
+    products = use_matmul_convolutions(layers)
+    own = {name: torch.randn(3, *p.shape, dtype=p.dtype) for name, p in products.named_parameters()}
+    cohort, x = vmap(grad(penalty(products))), torch.randn(3, 2, 2, 3, 3, dtype=torch.float64)
+    with torch.no_grad():
+        found = torch.compile(cohort, backend="aot_eager", fullgraph=True, dynamic=False)(own, x)
+    assert_same(found.values(), cohort(own, x).values())
+
+
+def test_products_keep_the_names_and_the_weights():
+    module = dcgan_generator(3, (1, 28, 28), width=2)
+    before = dict(module.named_parameters())
+    after = dict(use_matmul_convolutions(module).named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is p for name, p in before.items())
+    assert isinstance(use_matmul_convolutions(nn.ConvTranspose2d(1, 1, 4, 2, 1)), MatmulConvTranspose2d)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": (4, 3)},
+        {"stride": 1},
+        {"padding": 0},
+        {"padding": (1, 2)},
+        {"output_padding": 1},
+        {"groups": 2},
+        {"dilation": 2},
+    ],
+    ids=str,
+)
+def test_other_transposed_convolutions_stay_as_they_are(options):
+    layer = nn.ConvTranspose2d(4, 4, **{"kernel_size": 4, "stride": 2, "padding": 1} | options)
+    assert use_matmul_convolutions(nn.Sequential(layer))[0] is layer

@@ -1,0 +1,323 @@
+import dataclasses
+import json
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from consilience.core import records
+from consilience.core.errors import RecordError
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import Addressed, Point, Tree, Weighted, pack, record, unpack
+from consilience.data.batch import Batch
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+@record
+class Nested:
+    """A record of everything that a record may hold."""
+
+    model: Gaussian
+    parts: Tree
+    nothing: Tree
+    count: torch.Tensor
+
+
+def tensor(shape, dtype, seed=0):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 100
+    return values > 0 if dtype == torch.bool else values.abs().to(dtype)
+
+
+def nested():
+    parts = (Point(torch.arange(3.0)), None, (torch.zeros(2, 0), torch.ones((), dtype=torch.int64)), ())
+    return Nested(Gaussian(torch.randn(4), torch.ones(1)), parts, None, torch.tensor([True, False]))
+
+
+def same(a, b):
+    """Same types in the same places, same names, same bits."""
+    assert records._describe(a) == records._describe(b)
+    for (name, x), (other, y) in zip(records.leaves(a), records.leaves(b), strict=True):
+        assert name == other
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        assert torch.equal(x, y)
+
+
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+tensors = st.builds(tensor, shapes, st.sampled_from(DTYPES), st.integers(0, 100))
+trees = st.recursive(
+    st.one_of(st.none(), tensors),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(tuple),
+        st.builds(Point, inner),
+        st.builds(Addressed, inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees)
+def test_unpack_undoes_pack(tree):
+    same(unpack(pack(tree)), tree)
+
+
+@settings(max_examples=30, deadline=None)
+@given(trees)
+def test_a_tree_passes_the_check_against_itself(tree):
+    same(unpack(pack(tree), like=tree), tree)
+
+
+def test_nested_records_tuples_and_none_survive():
+    value = nested()
+    back = unpack(pack(value), like=value)
+    assert isinstance(back, Nested)
+    assert isinstance(back.model, Gaussian)
+    assert back.nothing is None
+    assert back.parts[1] is None
+    assert back.parts[3] == ()
+    same(back, value)
+
+
+def test_what_is_unpacked_can_be_changed_in_place_without_harm():
+    data = pack(Point(torch.zeros(3)))
+    unpack(data).theta.add_(1)
+    assert torch.equal(unpack(data).theta, torch.zeros(3))
+
+
+def test_leaves_that_share_memory_survive():
+    x = torch.arange(6.0)
+    value = (x, x, x[1:4], x.view(2, 3).mT)
+    same(unpack(pack(value)), value)
+
+
+def test_leaves_that_are_expanded_survive():
+    value = Point(torch.tensor([2.0]).expand(3, 4))
+    same(unpack(pack(value)), Point(torch.full((3, 4), 2.0)))
+
+
+def test_leaves_that_want_gradients_survive():
+    value = Point(torch.ones(2, requires_grad=True))
+    back = unpack(pack(value))
+    assert torch.equal(back.theta, torch.ones(2))
+    assert not back.theta.requires_grad
+
+
+def test_notes_travel_in_the_header():
+    data = pack(Point(torch.ones(1)), round="7")
+    assert records.notes(data)["round"] == "7"
+
+
+def test_pack_refuses_what_is_no_record_by_its_type():
+    with pytest.raises(RecordError, match="a dict cannot be part of a record"):
+        pack(Point({"a": 1}))
+    with pytest.raises(RecordError, match="a float cannot be part of a record"):
+        pack((torch.ones(1), 0.5))
+
+
+def test_records_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Point(torch.ones(1)).theta = torch.zeros(1)
+
+
+def test_two_record_types_may_not_share_a_name():
+    class Point:
+        """Not ours."""
+
+        theta: torch.Tensor
+
+    with pytest.raises(RecordError, match="two record types are called 'Point'"):
+        record(Point)
+
+
+def header(tree, edit):
+    """The bytes of a record whose header was edited."""
+    data = pack(tree)
+    arrays = {name: leaf.clone() for name, leaf in records.leaves(tree)}
+    return save(arrays, metadata={"record": json.dumps(edit(json.loads(records.notes(data)["record"])))})
+
+
+def test_an_unknown_type_is_named_with_the_nearest_known():
+    data = header(Point(torch.ones(2)), lambda s: s | {"type": "Piont"})
+    with pytest.raises(RecordError, match="unknown record type 'Piont'; did you mean 'Point'"):
+        unpack(data)
+
+
+def test_wrong_fields_are_named():
+    data = header(Point(torch.ones(2)), lambda s: s | {"fields": {"thetas": "tensor"}})
+    with pytest.raises(RecordError, match="record Point has fields thetas where theta were expected"):
+        unpack(data)
+
+
+def test_a_missing_array_is_named():
+    data = save({"eta": torch.ones(2)}, metadata={"record": records.notes(pack(gaussian()))["record"]})
+    with pytest.raises(RecordError, match="lam"):
+        unpack(data)
+
+
+def test_an_array_too_many_is_named():
+    structure = records.notes(pack(Point(torch.ones(2))))["record"]
+    data = save({"theta": torch.ones(2), "stowaway": torch.ones(1)}, metadata={"record": structure})
+    with pytest.raises(RecordError, match="stowaway"):
+        unpack(data)
+
+
+@pytest.mark.parametrize("structure", ["5", '"tensors"', "[[", "{}", '{"type": ["Point"], "fields": {}}', "[1, 2]"])
+def test_a_header_that_describes_no_record_is_refused(structure):
+    with pytest.raises(RecordError):
+        unpack(save({"theta": torch.ones(1)}, metadata={"record": structure}))
+
+
+def gaussian():
+    return Gaussian(torch.ones(2), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Gaussian(torch.ones(3), torch.ones(2)), r"eta has shape \(3,\) where \(2,\) was expected"),
+        (Gaussian(torch.ones(2), torch.ones(2).double()), "lam is torch.float64 where torch.float32 was expected"),
+        (Point(torch.ones(2)), r"expected Gaussian\(eta, lam\), got Point\(theta\)"),
+        ((gaussian(),), r"expected Gaussian\(eta, lam\), got tuple"),
+        (Gaussian(torch.ones(2), None), r"expected Gaussian\(eta, lam\), got Gaussian\(eta, lam=None\)"),
+        (None, r"expected Gaussian\(eta, lam\), got None"),
+    ],
+    ids=["shape", "dtype", "type", "tuple", "none inside", "none"],
+)
+def test_a_record_that_was_not_asked_for_is_refused_by_what_is_wrong(value, message):
+    with pytest.raises(RecordError, match=message):
+        unpack(pack(value), like=gaussian())
+
+
+def test_a_difference_deep_inside_is_named():
+    weight = torch.ones(1)
+    here, there = Weighted(Addressed(weight, None), weight), Weighted(Moved(weight, None), weight)
+    message = r"expected Weighted\(total=Moved\(shared, own=None\), weight\), got Weighted\(total=Addressed"
+    with pytest.raises(RecordError, match=message):
+        records.check(here, there)
+
+
+@record
+class Moved:
+    """Fields like those of `Addressed`."""
+
+    shared: Tree
+    own: Tree
+
+
+def test_every_cut_is_noticed():
+    data = pack(nested())
+    for end in range(len(data)):
+        with pytest.raises(RecordError):
+            unpack(data[:end])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(data):
+    with pytest.raises(RecordError, match="no record"):
+        unpack(data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_flipped_byte_gives_a_record_of_the_same_form_or_a_record_error(data):
+    value = nested()
+    packed = bytearray(pack(value))
+    place = data.draw(st.integers(0, len(packed) - 1))
+    packed[place] ^= data.draw(st.integers(1, 255))
+    try:
+        back = unpack(bytes(packed), like=value)
+    except RecordError:
+        return
+    records.check(back, value)
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"__metadata__":null}', b'{"__metadata__":5}', b"[]", b"[" * 100_000], ids=["null", "5", "list", "deep"]
+)
+def test_a_hostile_header_is_refused(text):
+    with pytest.raises(RecordError, match="no record"):
+        unpack(len(text).to_bytes(8, "little") + text)
+
+
+def test_a_safetensors_file_of_somebody_else_is_refused():
+    with pytest.raises(RecordError, match="not written by consilience"):
+        unpack(save({"theta": torch.ones(2)}))
+
+
+class Trap:
+    """Pickled code that shows whether it was run."""
+
+    sprung = False
+
+    def __reduce__(self):
+        return (setattr, (Trap, "sprung", True))
+
+
+def test_a_pickle_is_refused_and_not_run():
+    with pytest.raises(RecordError, match="no record"):
+        unpack(pickle.dumps(Trap()))
+    assert not Trap.sprung
+
+
+def test_tree_map_reaches_every_tensor_and_nothing_else():
+    value = nested()
+    doubled = records.tree_map(lambda leaf: leaf + leaf, value)
+    assert isinstance(doubled.model, Gaussian)
+    assert doubled.nothing is None
+    for (_, x), (_, y) in zip(records.leaves(value), records.leaves(doubled), strict=True):
+        assert torch.equal(y, x + x)
+
+
+def test_records_are_pytrees():
+    value = nested()
+    flat, spec = torch.utils._pytree.tree_flatten(value)
+    assert [id(x) for x in flat if x is not None] == [id(leaf) for _, leaf in records.leaves(value)]
+    same(torch.utils._pytree.tree_unflatten(flat, spec), value)
+
+
+def test_records_add_leaf_by_leaf():
+    total = records.add(gaussian(), Gaussian(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])))
+    assert total.eta.tolist() == [2, 3]
+    assert total.lam.tolist() == [4, 5]
+
+
+def test_stack_and_rows_are_inverse():
+    clients = [Addressed(torch.randn(3), (torch.randn(()), None)) for _ in range(4)]
+    together = records.stack(clients)
+    assert together.shared.shape == (4, 3)
+    for i, client in enumerate(clients):
+        same(records.rows(together, i), client)
+    same(records.rows(together, torch.tensor([2, 0])), records.stack([clients[2], clients[0]]))
+
+
+def test_leaves_are_named_by_their_path():
+    names = [name for name, _ in records.leaves(nested())]
+    assert names == ["model.eta", "model.lam", "parts.0.theta", "parts.2.0", "parts.2.1", "count"]
+
+
+def test_a_weighted_sum_knows_its_mean():
+    weight = torch.tensor([[1.0], [2.0], [5.0]])
+    value = Addressed(torch.randn(3, 4), (torch.randn(3, 4, 4), torch.randn(3)))
+    summed = records.tree_map(lambda leaf: leaf.sum(0), Weighted.of(value, weight))
+    for (_, mean), (_, leaf) in zip(records.leaves(summed.mean), records.leaves(value), strict=True):
+        expected = sum(w * row for w, row in zip([1 / 8, 2 / 8, 5 / 8], leaf, strict=True))
+        assert mean.shape == expected.shape
+        torch.testing.assert_close(mean, expected)
+
+
+def test_the_mean_of_unsummed_updates_is_each_client_s_own():
+    value = (torch.randn(3, 4), torch.randn(3, 4, 4), torch.randn(3))
+    means = Weighted.of(value, torch.tensor([[1.0], [2.0], [5.0]])).mean
+    for mean, leaf in zip(means, value, strict=True):
+        torch.testing.assert_close(mean, leaf)
+
+
+def test_nbytes_counts_every_leaf_in_its_own_type():
+    batch = Batch(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, dtype=torch.bfloat16), None)
+    assert records.nbytes((batch, None, torch.zeros((), dtype=torch.bool))) == 6 * 4 + 6 * 8 + 2 * 2 + 1
+    assert records.nbytes(None) == 0

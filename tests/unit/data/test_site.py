@@ -1,0 +1,270 @@
+"""A site's own data: what is read, how it is encoded, and the sentence for everything else."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import consilience as cs
+from consilience.core.errors import DataError
+from consilience.data.site import read_site
+
+CLASSES = ("well", "ill")
+TABLE = "age,dose,target\n40,1,well\n60,3,ill\n50,2,ill\n"
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def picture(path: Path, value: int = 0, size: tuple[int, int] = (4, 3), mode: str = "L") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode in ("L", "I;16") else (value, 0, 255)).save(path)
+    return path
+
+
+def refused(path: Path, **settings: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        read_site(path, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Tables
+
+
+def test_a_table_has_features_in_the_order_of_the_federation_and_agreed_scales(tmp_path: Path) -> None:
+    path = write(tmp_path / "basel.csv", TABLE)
+    scaling = {"age": {"centre": 50, "spread": 10}, "dose": {"centre": 0, "spread": 2}}
+    data = read_site(path, classes=CLASSES, features=["dose", "age"], scaling=scaling)
+    assert isinstance(data, cs.Dataset)
+    assert data.x.tolist() == [[0.5, -1], [1.5, 1], [1, 0]]
+    assert data.y.tolist() == [0, 1, 1]
+    assert (data.classes, data.name, data.x.dtype, data.y.dtype) == (CLASSES, "basel", torch.float32, torch.int64)
+
+
+def test_without_agreed_features_their_order_is_that_of_their_names_whatever_the_files(tmp_path: Path) -> None:
+    one = read_site(write(tmp_path / "a.csv", "b,a,target\n1,20,well\n3,10,ill\n"), classes=CLASSES)
+    two = read_site(write(tmp_path / "b.csv", "target,a,b\nwell,20,1\nill,10,3\n"), classes=CLASSES)
+    assert torch.equal(one.x, two.x)
+
+
+def test_without_agreed_scales_a_site_uses_those_of_its_own_training_rows(tmp_path: Path) -> None:
+    write(tmp_path / "site" / "a.csv", TABLE)
+    write(tmp_path / "site" / "test.csv", "age,dose,target\n50,2,ill\n")
+    data = read_site(tmp_path / "site", classes=CLASSES)
+    torch.testing.assert_close(data.train.x.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(data.train.x.std(0, correction=0), torch.ones(2))
+    assert data.test.x.tolist() == [[0, 0]]
+
+
+def test_files_of_a_folder_are_put_together_and_test_files_held_out(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", TABLE)
+    write(tmp_path / "b.csv", "dose,target,age\n7,ill,70\n")
+    write(tmp_path / "test.csv", "age,dose,target\n1,2,well\n")
+    write(tmp_path / "test" / "more.csv", "age,dose,target\n3,4,ill\n")
+    none = {name: {"centre": 0, "spread": 1} for name in ("age", "dose")}
+    data = read_site(tmp_path, classes=CLASSES, scaling=none, holdout=0.5)
+    assert data.train.x.tolist() == [[40, 1], [60, 3], [50, 2], [70, 7]]
+    assert (data.test.x.tolist(), data.test.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
+
+
+def test_the_endings_of_tables_may_be_in_capitals(tmp_path: Path) -> None:
+    write(tmp_path / "A.CSV", TABLE)
+    write(tmp_path / "b.csv", TABLE)
+    write(tmp_path / "TEST.CSV", TABLE)
+    write(tmp_path / "test" / "More.CSV", TABLE)
+    data = read_site(tmp_path, classes=CLASSES)
+    assert (len(data.train), len(data.test)) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "y"),
+    [
+        (["well", "ill"], CLASSES, [0, 1]),
+        (["ill", "ill"], CLASSES, [1, 1]),
+        (["0", "1"], CLASSES, [0, 1]),
+        (["1.0", "01"], CLASSES, [1, 1]),
+        (["9", "+7"], ("7", "8", "9"), [2, 0]),
+        (["1", "2.0"], ("1", "2"), [0, 1]),
+        (["1.5", "-2"], (), [[1.5], [-2.0]]),
+        (["1", "2"], (), [[1.0], [2.0]]),
+    ],
+)
+def test_targets_mean_the_same_at_every_site(tmp_path: Path, labels: Any, classes: Any, y: Any) -> None:
+    path = write(tmp_path / "a.csv", "x,target\n" + "".join(f"{i},{label}\n" for i, label in enumerate(labels)))
+    assert read_site(path, classes=classes).y.tolist() == y
+
+
+def test_numbers_stand_for_no_class_where_classes_are_called_by_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "x,target\n1,0\n2,1\n")
+    assert "'0' is no class of this federation" in refused(path, classes=("1", "2"))
+
+
+def test_a_share_is_held_out_the_same_at_every_start(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i % 2}\n" for i in range(40))
+    path = write(tmp_path / "a.csv", "x,target\n" + rows)
+    one, same, other = (read_site(path, classes=CLASSES, holdout=0.25, seed=seed) for seed in (0, 0, 1))
+    assert (len(one.train), len(one.test)) == (30, 10)
+    together = torch.cat([one.train.x, one.test.x]).flatten().sort().values
+    assert torch.equal(together, read_site(path, classes=CLASSES).x.flatten())
+    assert torch.equal(one.test.x, same.test.x)
+    assert not torch.equal(one.test.x, other.test.x)
+
+
+def test_mistakes_in_tables_are_named_with_line_and_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", TABLE)
+    gap = write(tmp_path / "gap.csv", "age,dose,target\n40,1,well\n60,,ill\n")
+    assert "gap.csv, line 3: column 'dose' is empty: fill it in" in refused(gap, classes=CLASSES)
+    assert "'ill' is no class of this federation; did you mean 'hill'?" in refused(path, classes=("well", "hill"))
+    assert "has no column 'outcome'" in refused(path, classes=CLASSES, target="outcome")
+    assert "a.csv has other columns than the federation's; they differ in age, weight" in refused(
+        path, classes=CLASSES, features=["weight", "dose"]
+    )
+    assert "site.scaling must have a line for each feature and no others; they differ in dose" in refused(
+        path, classes=CLASSES, scaling={"age": {"centre": 0, "spread": 1}}
+    )
+    assert "mean and std are for images" in refused(path, classes=CLASSES, mean=[0.5])
+    assert "targets must be numbers, for no classes are given" in refused(path)
+    nan = write(tmp_path / "nan.csv", "x,target\n1,nan\n")
+    assert "there are targets that are not finite" in refused(nan)
+    assert "must lie between 0 and 1, got 1.0" in refused(path, classes=CLASSES, holdout=1.0)
+    (tmp_path / "only").mkdir()
+    write(tmp_path / "only" / "test.csv", TABLE)
+    assert "has test rows, but no CSV file to learn from" in refused(tmp_path / "only", classes=CLASSES)
+
+
+HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
+
+
+def hospital(name: str) -> list[str]:
+    """The rows of a real hospital."""
+    text = resources.files("consilience.data").joinpath("heart", f"processed.{name}.data").read_text(encoding="ascii")
+    return text.split()
+
+
+def test_a_real_hospitals_rows_are_read_once_gaps_are_resolved(tmp_path: Path) -> None:
+    rows = hospital("cleveland")
+    raw = write(tmp_path / "raw.csv", "\n".join([HEAD, *rows]))
+    settings = {"classes": ("0", "1", "2", "3", "4"), "target": "num", "features": HEAD.split(",")[:-1]}
+    first = next(number for number, row in enumerate(rows, start=2) if "?" in row)
+    assert f"raw.csv, line {first}: column 'thal' is missing ('?'): fill it in" in refused(raw, **settings)
+    whole = [row for row in rows if "?" not in row]
+    data = read_site(write(tmp_path / "whole.csv", "\n".join([HEAD, *whole])), **settings)
+    assert len(data) == len(whole) == 297
+    assert data.y.tolist() == [int(row.rpartition(",")[2]) for row in whole]
+    torch.testing.assert_close(data.x.mean(0), torch.zeros(13), atol=1e-5, rtol=0)
+
+
+# Images
+
+
+def test_a_folder_for_each_class_holds_images(tmp_path: Path) -> None:
+    picture(tmp_path / "ill" / "2.png", 20)
+    picture(tmp_path / "ill" / "1.JPG", 10)
+    picture(tmp_path / "well" / "3.png", 30)
+    write(tmp_path / "ill" / "Thumbs.db", "")
+    data = read_site(tmp_path, classes=CLASSES, name="basel")
+    assert data.x.shape == (3, 1, 3, 4)
+    assert data.x.dtype == torch.uint8
+    assert data.x[:, 0, 0, 0].tolist() == [10, 20, 30]
+    assert data.y.tolist() == [1, 1, 0]
+    torch.testing.assert_close(data.inputs(torch.arange(3))[:, 0, 0, 0], torch.tensor([10.0, 20, 30]) / 255)
+    scaled = read_site(tmp_path, classes=CLASSES, mean=[0.5], std=[0.25]).inputs(torch.arange(3))
+    torch.testing.assert_close(scaled[:, 0, 0, 0], (torch.tensor([10.0, 20, 30]) / 255 - 0.5) / 0.25)
+
+
+def test_images_in_colours_have_three_channels_and_a_test_folder_is_held_out(tmp_path: Path) -> None:
+    picture(tmp_path / "ill" / "a.png", 7, mode="RGB")
+    picture(tmp_path / "test" / "well" / "b.png", 9, mode="RGB")
+    data = read_site(tmp_path, classes=CLASSES)
+    assert data.train.x[0, :, 0, 0].tolist() == [7, 0, 255]
+    assert (data.test.x[0, :, 0, 0].tolist(), data.test.y.tolist()) == ([9, 0, 255], [0])
+
+
+def test_test_may_be_a_class_too(tmp_path: Path) -> None:
+    picture(tmp_path / "test" / "a.png")
+    assert read_site(tmp_path, classes=("test", "other")).y.tolist() == [0]
+
+
+def test_mistakes_in_folders_of_images_are_named(tmp_path: Path) -> None:
+    picture(tmp_path / "a" / "well" / "1.png")
+    assert "class names are needed" in refused(tmp_path / "a")
+    picture(tmp_path / "a" / "il" / "2.png")
+    assert "il is no class of this federation; did you mean 'ill'?" in refused(tmp_path / "a", classes=CLASSES)
+    picture(tmp_path / "b" / "ill" / "1.png")
+    picture(tmp_path / "b" / "well" / "2.png", size=(5, 3))
+    assert "2.png is 1 × 3 × 5, " in refused(tmp_path / "b", classes=CLASSES)
+    picture(tmp_path / "c" / "ill" / "1.png")
+    picture(tmp_path / "c" / "well" / "2.png", mode="RGB")
+    assert "must be of one size and kind" in refused(tmp_path / "c", classes=CLASSES)
+    write(tmp_path / "d" / "ill" / "1.png", "no image")
+    assert "1.png is not an image that can be read" in refused(tmp_path / "d", classes=CLASSES)
+    picture(tmp_path / "e" / "ill" / "1.png", 70, mode="I;16")
+    assert "more than eight bits a pixel" in refused(tmp_path / "e", classes=CLASSES)
+    (tmp_path / "f").mkdir()
+    assert "neither CSV files nor folders with images" in refused(tmp_path / "f", classes=CLASSES)
+    picture(tmp_path / "g" / "ill" / "1.png")
+    assert "1 channels, mean 3 and std 1 figures" in refused(tmp_path / "g", classes=CLASSES, mean=[0, 0, 0])
+    assert "every std must be positive" in refused(tmp_path / "g", classes=CLASSES, std=[0])
+    assert "features and scaling are for tables" in refused(tmp_path / "g", classes=CLASSES, features=["a"])
+
+
+# Arrays
+
+
+def test_arrays_are_taken_as_they_are(tmp_path: Path) -> None:
+    x = np.arange(6.0).reshape(3, 2)
+    np.savez(tmp_path / "a.npz", x=x, y=np.array([0, 1, 1]))
+    save_file({"x": torch.from_numpy(x), "y": torch.tensor([0, 1, 1])}, tmp_path / "a.safetensors")
+    np.savez(tmp_path / "names.npz", x=x, y=np.array(["well", "ill", "ill"]))
+    for file in ("a.npz", "a.safetensors", "names.npz"):
+        data = read_site(tmp_path / file, classes=CLASSES)
+        assert (data.x.tolist(), data.y.tolist()) == (x.tolist(), [0, 1, 1])
+        assert (data.x.dtype, data.y.dtype, data.scale) == (torch.float32, torch.int64, None)
+
+
+def test_arrays_may_be_images_tokens_real_targets_and_bring_a_test_part(tmp_path: Path) -> None:
+    images = np.full((2, 1, 4, 4), 51, np.uint8)
+    np.savez(tmp_path / "a.npz", x=images, y=np.zeros(2), x_test=images[:1], y_test=np.ones(1))
+    data = read_site(tmp_path / "a.npz", mean=[0.1], std=[0.1])
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([[0.0], [0.0]], [[1.0]])
+    assert data.test.inputs(torch.tensor([0])).mean().item() == pytest.approx(1.0)
+    np.savez(tmp_path / "b.npz", x=np.array([[3, 4]], np.int32), y=np.ones((1, 2), np.uint8))
+    tokens = read_site(tmp_path / "b.npz")
+    assert (tokens.x.dtype, tokens.y.dtype, tokens.y.tolist()) == (torch.int64, torch.uint8, [[1, 1]])
+
+
+def test_mistakes_in_arrays_are_named(tmp_path: Path) -> None:
+    def of(**arrays: Any) -> str:
+        np.savez(tmp_path / "a.npz", **arrays)
+        return refused(tmp_path / "a.npz", classes=CLASSES)
+
+    x = np.zeros((2, 3))
+    assert "has no array 'y'; it has x" in of(x=x)
+    assert "y lies in 0..2, but there are 2 classes, 0..1" in of(x=x, y=np.array([0, 2]))
+    assert "y must be [N] class names or whole numbers" in of(x=x, y=np.zeros(2))
+    assert "x has 2 rows but y has 1" in of(x=x, y=np.zeros(1, np.int64))
+    assert "one of x_test and y_test" in of(x=x, y=np.zeros(2, np.int64), x_test=x)
+    assert "test examples are of another shape" in of(
+        x=x, y=np.zeros(2, np.int64), x_test=x[:, :1], y_test=np.zeros(2, np.int64)
+    )
+    assert "not finite" in of(x=np.full((2, 3), np.nan), y=np.zeros(2, np.int64))
+    assert "cannot be read" in of(x=np.array([object()]), y=np.zeros(1, np.int64))
+    assert "cannot be read" in refused(write(tmp_path / "b.npz", "no arrays"), classes=CLASSES)
+    assert "cannot be read" in refused(write(tmp_path / "b.safetensors", "no arrays"), classes=CLASSES)
+
+
+def test_what_is_not_there_or_is_something_else_is_named(tmp_path: Path) -> None:
+    assert f"and {tmp_path / 'x'} is not there" in refused(tmp_path / "x")
+    assert "is none of these" in refused(write(tmp_path / "x.xlsx", ""))
+    assert "cannot be read" in refused(tmp_path / "x.csv")

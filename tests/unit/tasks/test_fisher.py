@@ -1,0 +1,242 @@
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from consilience.core import keys
+from consilience.core.records import rows
+from consilience.data.batch import Batch
+from consilience.tasks import fisher
+from consilience.tasks.likelihoods import Classification, MultiLabel, Regression
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def mlp(bias=True):
+    return nn.Sequential(nn.Linear(5, 7, bias=bias), nn.Tanh(), nn.Linear(7, 4, bias=bias), nn.ReLU(), nn.Linear(4, 3))
+
+
+class Twice(nn.Module):
+    """One linear layer, applied twice to an example."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.outer(self.inner(self.inner(x).tanh()))
+
+
+class Borrowed(nn.Module):
+    """Weights that serve the loss outside their layer, where no layer sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.outer(self.inner(x)) + x @ self.inner.weight.T @ self.outer.weight.T
+
+
+class Sequences(nn.Module):
+    """A layer on every position of a sequence: its gradient is a sum of outer products."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.outer(self.inner(x).tanh().mean(1))
+
+
+class Folded(nn.Module):
+    """Positions folded into the batch: two dimensions, but not one row an example."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.outer(self.inner(x.reshape(-1, 5)).tanh().reshape(x.shape[0], -1, 4).sum(1))
+
+
+class Branching(nn.Module):
+    """A forward that looks at values."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.outer(self.inner(x) if x.shape[-1] == len(self.inner.weight) else x)
+
+
+def tied():
+    module = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
+    module[2].weight = module[0].weight
+    return module
+
+
+def conv():
+    return nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6, 3))
+
+
+def shared():
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(5, 3))
+
+
+FAST = {
+    "mlp": (mlp, (5,)),
+    "mlp without bias": (lambda: mlp(bias=False), (5,)),
+    "one layer": (lambda: nn.Linear(5, 3), (5,)),
+    "flattened": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), (2, 3)),
+    "dropout": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 3)), (5,)),
+}
+NAIVE = {
+    "conv": (conv, (1, 5)),
+    "twice": (Twice, (5,)),
+    "borrowed": (Borrowed, (5,)),
+    "branching": (Branching, (5,)),
+    "tied": (tied, (5,)),
+    "shared": (shared, (5,)),
+    "norm": (lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)), (5,)),
+}
+LATE = {"sequences": (Sequences, (6, 5)), "folded": (Folded, (6, 5))}  # found out by the shapes
+LIKELIHOODS = {"classification": Classification, "regression": Regression, "multilabel": MultiLabel}
+
+
+def problem(module, shape, clients, kind="classification", size=9, dtype=torch.float64):
+    torch.manual_seed(0)
+    task = LIKELIHOODS[kind](module()).extend(critic=nn.Linear(2, 2)).prepare(dtype=dtype)
+    made = torch.Generator().manual_seed(1)
+    theta = torch.randn(clients, task.size, generator=made).to(dtype)
+    x = torch.randn(clients, size, *shape, generator=made).to(dtype)
+    w = (torch.arange(size) < torch.arange(size, size - clients, -1).unsqueeze(1)).to(dtype)
+    key = keys.key(0, purpose="fisher", client=torch.arange(clients))
+    return task, theta, Batch(x, torch.zeros(clients, size, dtype=torch.int64), w, key)
+
+
+def by_loop(task, theta, batch):
+    """The definition, one example after the other, by autograd on a flat leaf; padding left out."""
+    theta = theta.clone().requires_grad_()
+    y = task.draw(task.apply_one(theta, batch.x).detach(), keys.mix(batch.key ^ 0x5EED))
+    total, count = torch.zeros_like(theta), int(batch.w.sum())
+    for i in range(count):
+        loss = task.losses(task.apply_one(theta, batch.x[i : i + 1]), y[i : i + 1]).sum()
+        (slope,) = torch.autograd.grad(loss, theta)
+        total += slope.square()
+    return (total / count).detach()
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+@pytest.mark.parametrize("name", [*FAST, *NAIVE, *LATE])
+def test_fisher_is_the_mean_of_squared_gradients(name, clients):
+    module, shape = (FAST | NAIVE | LATE)[name]
+    task, theta, batch = problem(module, shape, clients)
+    information = task.fisher(theta, batch)
+    assert information.shape == theta.shape
+    for k in range(clients):
+        torch.testing.assert_close(information[k], by_loop(task, theta[k], rows(batch, k)), **EXACT)
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+@pytest.mark.parametrize("name", FAST)
+def test_the_fast_rule_is_the_naive_one(name, kind, clients):
+    task, theta, batch = problem(*FAST[name], clients, kind)
+    fast, naive = (task.vectorize(rule)(theta, batch) for rule in (fisher.by_layers, fisher.by_examples))
+    torch.testing.assert_close(fast, naive, **EXACT)
+    assert bool((naive > 0).any())
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_networks_of_linear_layers_take_the_fast_rule(name):
+    module, shape = FAST[name]
+    task, theta, batch = problem(module, shape, 1)
+    assert task.only_linear
+    assert fisher.by_layers(task, theta[0], rows(batch, 0)) is not None
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_other_networks_take_the_naive_rule(name):
+    assert not fisher.only_linear(NAIVE[name][0]())
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_layers_that_see_more_than_one_row_an_example_take_the_naive_rule(name):
+    task, theta, batch = problem(*LATE[name], 1)
+    assert fisher.by_layers(task, theta[0], rows(batch, 0)) is None
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_other_parts_have_no_information(name):
+    task, theta, batch = problem(*(FAST | NAIVE)[name], 3)
+    information = task.fisher(theta, batch)
+    assert not information[:, task.slice("critic")].any()
+    assert bool(information[:, task.slice()].any(1).all())
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_weights_weigh_examples(name):
+    task, theta, batch = problem(*(FAST | NAIVE)[name], 1)
+    weight = torch.linspace(0.1, 2, 9, dtype=torch.float64)
+    single = [
+        task.fisher(theta, Batch(batch.x, batch.y, torch.eye(9, dtype=torch.float64)[i : i + 1], batch.key))
+        for i in range(9)
+    ]
+    expected = sum(w * f for w, f in zip(weight, single, strict=True)) / weight.sum()
+    weighted = Batch(batch.x, batch.y, weight.unsqueeze(0), batch.key)
+    torch.testing.assert_close(task.fisher(theta, weighted), expected, **EXACT)
+
+
+def test_fisher_of_logistic_regression_is_p_times_one_minus_p_times_x_squared():
+    """One output and Bernoulli labels: E (y − p)² x² = p (1 − p) x², here over many draws of y."""
+    task = MultiLabel(nn.Linear(3, 1)).prepare(dtype=torch.float64)
+    theta, draws = torch.tensor([[0.5, -1.0, 0.3, 0.2]], dtype=torch.float64), 40_000
+    x = torch.tensor([1.5, -0.7, 2.0], dtype=torch.float64)
+    batch = Batch(
+        x.expand(1, draws, 3), torch.zeros(1, draws, 1), torch.ones(1, draws).double(), keys.key(0, purpose="y").view(1)
+    )
+    p = torch.sigmoid(theta[0, :3] @ x + theta[0, 3])
+    expected = p * (1 - p) * torch.cat([x, torch.ones(1)]).square()
+    torch.testing.assert_close(task.fisher(theta, batch)[0], expected, rtol=0.02, atol=0)
+
+
+def test_fisher_of_linear_regression_is_x_squared_over_the_noise():
+    task = Regression(nn.Linear(2, 1), noise=0.5).prepare(dtype=torch.float64)
+    x = torch.tensor([1.5, -0.7], dtype=torch.float64)
+    batch = Batch(
+        x.expand(1, 40_000, 2), torch.zeros(1), torch.ones(1, 40_000).double(), keys.key(0, purpose="y").view(1)
+    )
+    expected = torch.cat([x, torch.ones(1)]).square() / 0.25
+    torch.testing.assert_close(task.fisher(torch.randn(1, 3).double(), batch)[0], expected, rtol=0.03, atol=0)
+
+
+def test_nothing_is_dropped_when_information_is_measured():
+    task, theta, batch = problem(*FAST["dropout"], 2)
+    plain = Classification(nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3))).extend(critic=nn.Linear(2, 2))
+    expected = plain.prepare(dtype=torch.float64).fisher(theta, batch)
+    torch.testing.assert_close(task.fisher(theta, batch), expected, **EXACT)
+
+
+def test_taps_are_shut_again():
+    task, theta, batch = problem(*FAST["mlp"], 2)
+    x = batch.x[0]
+    before = task.apply_one(theta[0], x)
+    task.fisher(theta, batch)
+    assert torch.equal(task.apply_one(theta[0], x), before)
+    assert all(tap.input is None and tap.offset is None for tap in task._parts["main"].evaluation[1].values())
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_both_rules_can_be_compiled(name):
+    task, theta, batch = problem(*(FAST | NAIVE)[name], 3)
+
+    def information(theta, batch):
+        return vmap(task.fisher_one)(theta, batch)
+
+    compiled = torch.compile(information, backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(theta, batch), task.fisher(theta, batch), **EXACT)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled(theta, batch)
