@@ -108,7 +108,7 @@ def test_where_nothing_goes_wrong_it_is_the_simulators_run(world, method, cohort
 
 
 def test_a_switch_of_methods_is_the_simulators_run_and_sends_states_anew(world):
-    there = world(cs.Switch(SCAFFOLD, FEDEP, 2))
+    there = world(cs.Switch(SCAFFOLD, FEDEP, at=2))
     run, wanted = there.serve(4), there.simulated(4)
     assert_same(run.server, wanted.server)
     there.method = FEDEP
@@ -662,7 +662,7 @@ def test_a_server_that_was_killed_goes_on_to_the_same_end(world, method, checkpo
 
 
 def test_a_server_that_was_killed_around_a_switch_goes_on_to_the_same_end(world):
-    there = world(cs.Switch(SCAFFOLD, FEDEP, 2))
+    there = world(cs.Switch(SCAFFOLD, FEDEP, at=2))
     for at in (1, 2, 3, 4):
         killed_after(there, 5, at, checkpoint_every=3)
     run = there.serve(5)
@@ -779,7 +779,7 @@ def test_where_a_server_was_killed_twice_a_damaged_checkpoint_still_falls_back_t
 
 @pytest.mark.parametrize("lives", [1, 2])
 def test_a_damaged_checkpoint_after_a_switch_falls_back_to_states_that_are_there(world, lives, caplog):
-    there = world(cs.Switch(SCAFFOLD, FEDEP, 3))
+    there = world(cs.Switch(SCAFFOLD, FEDEP, at=3))
     for _ in range(lives):
         killed_after(there, 6, 4, checkpoint_every=2)
     damage_newest(there)

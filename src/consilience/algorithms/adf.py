@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from consilience.algorithms.base import algorithm
-from consilience.algorithms.shared.natural import Natural
+from consilience.algorithms.shared.factors import Factors
 from consilience.core.gaussian import Gaussian
 from consilience.data.cohort import Cohort
 from consilience.tasks.task import Task
 
 
 @algorithm
-class ADF(Natural):
+class ADF(Factors):
     """cavity = q: right for data that is seen once, and a foil here. Every further visit counts the same data again, so
     the precision grows without bound and learning stops for false confidence."""
 

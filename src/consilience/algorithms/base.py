@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, is_dataclass
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from torch import Tensor
@@ -21,16 +21,24 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def algorithm(cls: type[T]) -> type[T]:
-    """Make a class with hyperparameters a frozen dataclass, whose arguments must be of the annotated types."""
-    own = getattr(cls, "__post_init__", None)
+    """Make a class with hyperparameters a frozen dataclass that checks the types of its arguments. Its first two
+    arguments may be given by position; all others, and those of subclasses, by name."""
+    inherited = is_dataclass(cls)
+    if not inherited:
+        hints = list(vars(cls).get("__annotations__", {}).items())
+        own = [index for index, (_, hint) in enumerate(hints) if "ClassVar" not in str(hint)]
+        if len(own) > 2:
+            hints.insert(own[2], ("_", KW_ONLY))
+        cls.__annotations__ = dict(hints)
+    if (own_check := vars(cls).get("__post_init__")) or not inherited:
 
-    def checked(self: Any) -> None:
-        check_types(self)
-        if own is not None:
-            own(self)
+        def checked(self: Any) -> None:
+            check_types(self)
+            if own_check:
+                own_check(self)
 
-    cls.__post_init__ = checked  # type: ignore[attr-defined]
-    return dataclass(frozen=True)(cls)
+        cls.__post_init__ = checked  # type: ignore[attr-defined]
+    return dataclass(frozen=True, kw_only=inherited)(cls)
 
 
 class Algorithm(ABC):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.fedavg import Averaged, continued
+from consilience.algorithms.shared.averaging import Server as Averaged
+from consilience.algorithms.shared.averaging import continued
 from consilience.core.records import Point
 from consilience.data.cohort import Cohort, Info
 from consilience.optim import AMSGrad, Chain
@@ -43,7 +44,8 @@ class Downpour(Algorithm):
             total[: len(slope)] += slope
             return slope, loss
 
-        self.train(counted, message.theta, cohort)
+        for _ in self.train.iterates(counted, message.theta, cohort, pace=task.pace):
+            pass
         return Point(total), None
 
     def fuse(self, server: Averaged, update: Point) -> Averaged:

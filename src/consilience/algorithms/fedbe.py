@@ -64,7 +64,7 @@ class FedBE(Algorithm):
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Models, None]:
         """Train from m; send w_k and n_k."""
-        return Models(self.train(task.gradient(), message.theta, cohort), cohort.n), None
+        return Models(self.train(task, message.theta, cohort), cohort.n), None
 
     def fuse(self, server: Models, update: Models) -> Models:
         """This round's models."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.shared.corrections import Steered, apart, change_of_control, exchanged, need_plain_steps
+from consilience.algorithms.shared.corrections import change_of_control, exchanged, gap_to_mean, need_plain_steps
 from consilience.core.errors import ConfigError
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
@@ -24,6 +24,14 @@ class Drift:
     """A client's drift h_k and control variate c_k; their changes; or the means of all clients'."""
 
     h: Tensor
+    c: Tensor
+
+
+@record
+class Steered:
+    """w and c."""
+
+    model: Point
     c: Tensor
 
 
@@ -74,7 +82,7 @@ class FedDC(Algorithm):
         """Train from w, leashed to w − h_k; send what changed."""
         w, c = message.model.theta, message.c
         pull = Gaussian(self.alpha * (w - state.h) + state.c - c, w.new_full((1,), self.alpha))
-        delta = self.train(task.gradient(), w, cohort, prior=pull).sub_(w)
+        delta = self.train(task, w, cohort, prior=pull).sub_(w)
         change = Drift(delta, change_of_control(c, delta, self.train.time(cohort, task.pace)))
         update = Weighted(change, torch.ones_like(cohort.n))
         return update, self.follow(state, update)
@@ -99,7 +107,7 @@ class FedDC(Algorithm):
 
     def audit(self, server: Decoupled, states: Iterable[Drift]) -> dict[str, float]:
         """h and c are the means of all h_k and c_k."""
-        gap = apart("drift", _joined(server.mean), (_joined(group) for group in states))
+        gap = gap_to_mean("drift", _joined(server.mean), (_joined(group) for group in states))
         return {"drift_apart_from_clients": gap}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.shared.corrections import apart, exchanged
+from consilience.algorithms.shared.corrections import exchanged, gap_to_mean
 from consilience.core.errors import ConfigError
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
@@ -70,7 +70,7 @@ class FedDyn(Algorithm):
         """Train from w with the leash and the tilt; send w_k − w."""
         w = message.theta
         regulariser = Gaussian(self.alpha * w + state.h, w.new_full((1,), self.alpha))
-        delta = self.train(task.gradient(), w, cohort, prior=regulariser).sub_(w)
+        delta = self.train(task, w, cohort, prior=regulariser).sub_(w)
         update = Weighted(Point(delta), torch.ones_like(cohort.n))
         return update, self.follow(state, update)
 
@@ -93,4 +93,4 @@ class FedDyn(Algorithm):
 
     def audit(self, server: Dynamic, states: Iterable[Tilt]) -> dict[str, float]:
         """h is the mean of all h_k."""
-        return {"h_apart_from_clients": apart("h", server.h, (group.h for group in states))}
+        return {"h_apart_from_clients": gap_to_mean("h", server.h, (group.h for group in states))}

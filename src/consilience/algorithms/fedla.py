@@ -85,7 +85,7 @@ class FedLA(Algorithm):
     def local(self, task: Task, message: Mode, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         """Train from w with the leash; send n_k F_k and n_k Λ_k (w_k − w)."""
         w, held = message.theta, self.strength * message.precision
-        trained = self.train(task.gradient(), w, cohort, prior=Gaussian.of(w, held))
+        trained = self.train(task, w, cohort, prior=Gaussian.of(w, held))
         fisher = cohort.mean(task.fisher, trained, self.batch_size, tag="fisher") + self.train.weight_decay
         return Weighted.of(Evidence(fisher, (held + fisher + self.prior) * (trained - w)), cohort.n), None
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.fedavg import Averaged, continued
+from consilience.algorithms.shared.averaging import Server as Averaged
+from consilience.algorithms.shared.averaging import continued
 from consilience.core import guards
 from consilience.core.errors import ConfigError
 from consilience.core.records import Point, Weighted, record
@@ -61,7 +62,7 @@ class FedNova(Algorithm):
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         """Train from w; send n_k (w_k − w)/τ_k."""
-        delta = self.train(task.gradient(), message.theta, cohort).sub_(message.theta)
+        delta = self.train(task, message.theta, cohort).sub_(message.theta)
         tau = self.effective_steps(cohort)
         inverse = torch.where(tau > 0, 1 / tau, 0)  # who had only steps of size 0 has not moved
         return Weighted.of(Normalised(Point(delta.mul_(inverse)), tau, inverse), cohort.n), None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.fedavg import Averaged, continued
+from consilience.algorithms.shared.averaging import Server as Averaged
+from consilience.algorithms.shared.averaging import continued
 from consilience.core import guards
 from consilience.core.errors import ConfigError, ConsilienceError, TaskError, check_word, nearest
 from consilience.core.gaussian import Gaussian
@@ -210,7 +211,7 @@ class FedNP(Algorithm):
         if state.network is not None:
             start = w.repeat(len(cohort), 1)
             start[:, mine] = state.network
-        trained = self.train(task.gradient(self.loss), start, cohort, cavity.mean, cavity.var)
+        trained = self.train(task, start, cohort, cavity.mean, cavity.var, loss=self.loss)
         site = state.factor
         if self.signal != "nothing":
             heard = cohort.mean(task.vectorize(self.heard_plainly), trained, max(self.train.batch_size, AT_ONCE))

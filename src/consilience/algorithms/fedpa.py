@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.fedavg import Averaged, continued
-from consilience.algorithms.shared.natural import Natural
+from consilience.algorithms.shared.averaging import Server as Averaged
+from consilience.algorithms.shared.averaging import continued
+from consilience.algorithms.shared.factors import Factors
 from consilience.core.errors import ConfigError
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
 from consilience.core.records import Point, Weighted
 from consilience.data.cohort import Cohort, Info
-from consilience.optim import SGD, Chain
+from consilience.optim import SGD, Chain, epoch_means
 from consilience.server.optimizers import Momentum, ServerOptimizer
 from consilience.tasks.task import Task
 
@@ -54,7 +55,7 @@ class FedPA(Algorithm):
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         """Sample; send n_k Σ̂⁻¹ (μ̂ − w)."""
         start = message.theta
-        iterates = self.train.iterates(task.gradient(), start, cohort, average=True, burn_in=self.burn_in)
+        iterates = epoch_means(self.train, task, start, cohort, burn_in=self.burn_in)
         samples = torch.stack([sample.clone() for epoch, sample in enumerate(iterates) if epoch >= self.burn_in], 1)
         mean = samples.mean(1)
         precise = by_variances if self.diagonal else by_covariance
@@ -86,12 +87,11 @@ def by_variances(off: Tensor, v: Tensor, rho: float) -> Tensor:
 
 
 @algorithm
-class FedPADiagonal(Natural):
+class FedPADiagonal(Factors):
     """The same idea in natural parameters: cavity ∝ 1, so each client infers alone, with any diagonal inference, and
     q's mean is (Σ Λ_k)⁻¹ Σ Λ_k μ_k after one round. Its precision is the mean of the Λ_k, 1/K of the product's."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.prior:
             raise ConfigError(f"clients who infer alone have no common prior: prior must be 0, got {self.prior}")
 

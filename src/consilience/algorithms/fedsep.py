@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from consilience.algorithms.base import algorithm
-from consilience.algorithms.shared.natural import Natural
+from consilience.algorithms.shared.factors import Factors
 from consilience.core.gaussian import Gaussian
 from consilience.data.cohort import Cohort
 from consilience.tasks.task import Task
 
 
 @algorithm
-class FedSEP(Natural):
+class FedSEP(Factors):
     """A client takes out its share of q instead of its own factor: cavity q₋ₖ = p₀ (q / p₀)^(1 − n_k/N), N examples in
     all. Nothing is kept at the clients, so there may be any number of them, each seen once."""
 

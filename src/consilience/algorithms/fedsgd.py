@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.fedavg import Averaged, continued
+from consilience.algorithms.shared.averaging import Server as Averaged
+from consilience.algorithms.shared.averaging import continued
 from consilience.core.ranges import Range, Ranges
 from consilience.core.records import Point, Weighted
 from consilience.data.cohort import Cohort, Info

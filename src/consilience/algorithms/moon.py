@@ -9,7 +9,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.fedavg import Averaged, continued
+from consilience.algorithms.shared.averaging import Server as Averaged
+from consilience.algorithms.shared.averaging import continued
 from consilience.core.errors import ConfigError, TaskError
 from consilience.core.ranges import Range, Ranges
 from consilience.core.records import Point, Weighted, record
@@ -81,9 +82,9 @@ class MOON(Algorithm):
         w = message.theta
         if self.mu:
             previous = torch.where(state.known > 0, state.theta, w)
-            trained = self.train(task.gradient(self.loss), w, cohort, previous, shared=(w,))
+            trained = self.train(task, w, cohort, previous, shared=(w,), loss=self.loss)
         else:
-            trained = self.train(task.gradient(), w, cohort)
+            trained = self.train(task, w, cohort)
         return Weighted.of(Point(trained - w), cohort.n), Previous(trained, torch.ones_like(state.known))
 
     def fuse(self, server: Averaged, update: Weighted) -> Averaged:

@@ -32,7 +32,7 @@ class LocalOnly(Algorithm):
 
     def local(self, task: Task, message: Point, state: Point, cohort: Cohort) -> tuple[Weighted, Point]:
         """Go on from where this client stopped; what the server says is ignored."""
-        trained = Point(self.train(task.gradient(), state.theta, cohort))
+        trained = Point(self.train(task, state.theta, cohort))
         return Weighted.of(trained, cohort.n), trained
 
     def follow(self, state: Point, update: Weighted) -> Point:
@@ -68,7 +68,7 @@ class Pooled(Algorithm):
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Point, None]:
         """Plain training."""
-        return Point(self.train(task.gradient(), message.theta, cohort)), None
+        return Point(self.train(task, message.theta, cohort)), None
 
     def fuse(self, server: Point, update: Point) -> Point:
         """The one client's model."""

@@ -44,7 +44,7 @@ class SAFL(Algorithm):
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         """Train from w̄; send w_k − w̄."""
-        delta = self.train(task.gradient(), message.theta, cohort).sub_(message.theta)
+        delta = self.train(task, message.theta, cohort).sub_(message.theta)
         weight = cohort.n if self.by_examples else cohort.n.new_ones(cohort.n.shape)
         return Weighted(Point(delta.mul_(weight)), weight), None
 

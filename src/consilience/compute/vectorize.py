@@ -163,11 +163,6 @@ class Cohorts:
             self.replays[advance] = Replay(_Step(self, torch.compile(_isolated(advance))), self.task.device)
         return self.replays[advance]
 
-    @property
-    def pace(self) -> Tensor | None:
-        """What the task says of the length of steps."""
-        return self.task.pace
-
     def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
         """Own arguments have the client axis, shared ones do not."""
         k = len(tree_leaves(own)[0])

@@ -1,4 +1,4 @@
-"""Checks of values against annotated types."""
+"""Checks of values against annotated types, by pydantic: one checker for Python arguments and for config files."""
 
 from __future__ import annotations
 
@@ -6,19 +6,75 @@ import inspect
 import numbers
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from types import GenericAlias, NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import Field, InstanceOf, PydanticUserError, TypeAdapter, ValidationError
 
 from consilience.core.errors import ConfigError
+
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+"""0 ≤ x < 1, such as a momentum."""
+Share = Annotated[float, Field(gt=0, le=1)]
+"""0 < x ≤ 1, such as a share of clients."""
+Count = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=0)]
+
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
+_BOUNDS = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below"}
+_BOUNDS |= {"less_than_equal": "at most"}
+
+
+def check_types(component: Any, what: str = "", path: str = "") -> None:
+    """Refuse a component whose fields, or those of its parts, do not have the annotated types."""
+    kind: Any = type(component)
+    what = what or f"{kind.__name__}: "
+    for field, hint in _arguments(kind).items():
+        name, value = f"{path}{field}", getattr(component, field)
+        check_type(f"{what}{name}", value, hint)
+        if is_dataclass(value) and not inspect.isclass(value):
+            check_types(value, what, f"{name}.")
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that an annotation does not admit. A number is not read from a string."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool | int | float):  # NumPy's numbers
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+    convert(name, value, hint, strict=True)
+
+
+def convert(name: str, value: Any, hint: Any, strict: bool = False) -> Any:
+    """The value as the annotated type, such as a list as a tuple; an error that names it if this cannot be done."""
+    try:
+        return _adapter(hint).validate_python(value, strict=strict)
+    except PydanticUserError:  # a type that pydantic does not know: no check
+        return value
+    except ValidationError as error:
+        raise ConfigError(f"{name} must be {_expected(error, hint)}, got {_shown(value)}") from error
 
 
 def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a class's or function's arguments; empty if they cannot be resolved."""
     try:
-        return get_type_hints(make.__init__ if inspect.isclass(make) and not is_dataclass(make) else make)
+        target = make.__init__ if inspect.isclass(make) and not is_dataclass(make) else make
+        return get_type_hints(target, include_extras=True)
     except (NameError, TypeError):  # annotations of a user's own function that cannot be resolved: no check
         return {}
+
+
+def kinds_of(hint: Any) -> dict[str, type]:
+    """The components that an annotation admits, by name: the class itself, if concrete, and its subclasses in the same
+    package. Subclasses elsewhere have no short name, because two of them could share one."""
+    options = [option for option in _options(hint) if option is not NoneType]
+    if len(options) != 1:
+        parts = [kinds_of(option) for option in options]
+        return {name: kind for part in parts for name, kind in part.items()} if all(parts) else {}
+    return _below(options[0]) if _is_component(options[0]) else {}
 
 
 @cache
@@ -28,39 +84,57 @@ def _arguments(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in known if field.init and field.name in hints}
 
 
-def check_types(component: Any, what: str = "", path: str = "") -> None:
-    """Refuse a component whose fields, or those of its parts, are not of the types that they are annotated with."""
-    what = what or f"{type(component).__name__}: "
-    kind: Any = type(component)
-    for field, hint in _arguments(kind).items():
-        name, value = f"{path}{field}", getattr(component, field)
-        check_type(f"{what}{name}", value, hint)
-        if is_dataclass(value) and not inspect.isclass(value):
-            check_types(value, what, f"{name}.")
-
-
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that an annotation does not admit, as far as it is made of classes and numbers."""
-    if not _admits(hint, value):
-        raise ConfigError(f"{name} must be {' or '.join(map(_in_words, options_of(hint)))}, got {_shown(value)}")
-
-
-def options_of(hint: Any) -> tuple[Any, ...]:
+def _options(hint: Any) -> tuple[Any, ...]:
     """The members of a union, or the type alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _admits(hint: Any, value: Any) -> bool:
-    if len(options := options_of(hint)) > 1:
-        return any(_admits(option, value) for option in options)
-    wanted = {int: numbers.Integral, float: numbers.Real}.get(hint, hint)
-    return not inspect.isclass(wanted) or getattr(wanted, "_is_protocol", False) or isinstance(value, wanted)
+def _is_component(hint: Any) -> bool:
+    return inspect.isclass(hint) and (is_dataclass(hint) or inspect.isabstract(hint))
+
+
+def _below(kind: type[Any]) -> dict[str, type]:
+    found = {kind.__name__: kind} if is_dataclass(kind) and not inspect.isabstract(kind) else {}
+    package = kind.__module__.partition(".")[0]
+    for child in kind.__subclasses__():
+        if child.__module__.partition(".")[0] == package:
+            found |= _below(child)
+    return found
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(_by_instance(hint))
+
+
+def _by_instance(hint: Any) -> Any:
+    """The annotation with `isinstance` for classes other than plain values: a component checked its own fields."""
+    if len(options := _options(hint)) > 1:
+        return reduce(or_, map(_by_instance, options))
+    if get_origin(hint) is tuple:
+        return GenericAlias(tuple, tuple(part if part is ... else _by_instance(part) for part in get_args(hint)))
+    if not inspect.isclass(hint) or get_origin(hint) is not None or hint in (*_WORDS, Path):
+        return hint
+    return Any if getattr(hint, "_is_protocol", False) else Annotated[hint, InstanceOf()]  # type: ignore[type-arg]
+
+
+def _expected(error: ValidationError, hint: Any) -> str:
+    """What a value had to be: a bound if it has the right type, else the types in words."""
+    for problem in error.errors():
+        if problem["type"] in _BOUNDS:
+            return f"{_BOUNDS[problem['type']]} {next(iter(problem['ctx'].values())):g}"
+        if problem["type"] == "finite_number":
+            return "finite"
+    return " or ".join(_in_words(option) for option in _options(hint))
 
 
 def _in_words(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
-    if hint in words or not inspect.isclass(hint):
-        return words.get(hint, str(hint))
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if hint in _WORDS or not inspect.isclass(hint):
+        return _WORDS.get(hint, str(hint))
     kinds = list(kinds_of(hint)) if inspect.isabstract(hint) else []
     return f"of type {hint.__name__}" + (f" (such as {kinds[0]})" if kinds else "")
 
@@ -69,24 +143,3 @@ def _shown(value: Any) -> str:
     if inspect.isclass(value):
         return f"the class {value.__name__} itself: write {value.__name__}(…)"
     return repr(value) if value is None or isinstance(value, str | int | float) else f"{type(value).__name__}(…)"
-
-
-def kinds_of(hint: Any) -> dict[str, type]:
-    """The components that an annotation admits: the class itself, if concrete, and its subclasses in the same package:
-    those of others have no short name, lest they take another's."""
-    if get_origin(hint) in (Union, UnionType):
-        parts = [kinds_of(part) for part in get_args(hint) if part is not NoneType]
-        return {name: kind for part in parts for name, kind in part.items()} if all(parts) else {}
-    if not inspect.isclass(hint) or not (is_dataclass(hint) or inspect.isabstract(hint)):
-        return {}
-    return _below(hint)
-
-
-def _below(kind: type[Any]) -> dict[str, type]:
-    """A class, if it is a component itself, and those below it; what stands between them need not be one."""
-    found = {kind.__name__: kind} if is_dataclass(kind) and not inspect.isabstract(kind) else {}
-    package = kind.__module__.partition(".")[0]
-    for child in kind.__subclasses__():
-        if child.__module__.partition(".")[0] == package:
-            found |= _below(child)
-    return found

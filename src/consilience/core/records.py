@@ -1,15 +1,16 @@
 """Records: what travels and what is stored. One format for the wire and for checkpoints.
 
-A record is a frozen dataclass whose fields are tensors, records, tuples of these, or None. It is a pytree, so
-`tree_map` reaches every tensor; messages fuse by adding leaf by leaf. `pack` turns it into safetensors bytes
-with named arrays and the record's type in the header; `unpack` builds it back and refuses whatever is not
-exactly what was asked for. Nothing here can execute code from a file.
+A record is a frozen dataclass whose fields are tensors, records, tuples of these, or None; a `static` field holds a
+plain value. It is a pytree, so `tree_map` reaches every tensor; messages fuse by adding leaf by leaf. `pack` turns it
+into safetensors bytes with named arrays and the record's type in the header; `unpack` builds it back and refuses
+anything else than was asked for. No code from a file is executed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, dataclass_transform
 
@@ -25,30 +26,46 @@ from consilience.core.text import plural
 
 __all__ = [
     "Addressed", "Point", "Tree", "Weighted", "add", "check", "leaves", "nbytes",
-    "pack", "record", "rows", "stack", "to", "tree_map", "unpack",
+    "pack", "record", "rows", "stack", "static", "to", "tree_map", "unpack",
 ]  # fmt: skip
 
 T = TypeVar("T")
 Tree = Any  # a tensor, a record, a tuple of trees, or None: Python's types cannot say this recursively
 _types: dict[str, type] = {}
+_fields: dict[type, tuple[list[str], list[str]]] = {}  # the names of a type's trees, and of its static fields
+_USER_FILE = re.compile(r"^consilience_user_[0-9a-f]{8}_")  # as `config` names the modules of users' files
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass, a pytree, and known to `unpack` by its name."""
+    """Make a class a frozen dataclass and a pytree; `unpack` knows it by its module and name."""
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    known = _types.get(cls.__name__)
+    name = type_name(cls)
+    known = _types.get(name)
     if known is not None and known.__module__ != cls.__module__:
-        raise RecordError(f"two record types are called {cls.__name__!r}: in {known.__module__} and {cls.__module__}")
-    _types[cls.__name__] = cls
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        raise RecordError(f"two files define the record type {name}: rename one of the files, or one of the types")
+    _types[name] = cls
+    every = dataclasses.fields(cls)  # type: ignore[arg-type]
+    fixed = [field.name for field in every if field.metadata.get("static")]
+    moving = [field.name for field in every if field.name not in fixed]
+    _fields[cls] = moving, fixed
     register_pytree_node(
         cls,
-        lambda value: ([getattr(value, name) for name in names], None),
-        lambda children, _: cls(*children),
-        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        lambda value: ([getattr(value, name) for name in moving], tuple(getattr(value, name) for name in fixed)),
+        lambda children, static: cls(**dict(zip(moving + fixed, (*children, *static), strict=True))),
+        serialized_type_name=name,
     )
     return cls
+
+
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """A record's field that holds an int, a float, a string or a tuple of these: part of the type, not a tensor."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+def type_name(cls: type) -> str:
+    """`module.Name`. The module of a user's own file is the file's name, so it is the same at every site."""
+    return f"{_USER_FILE.sub('', cls.__module__)}.{cls.__qualname__}"
 
 
 @record
@@ -117,9 +134,8 @@ def _children(tree: Tree) -> list[tuple[str, Tree]]:
     if isinstance(tree, tuple):
         return [(str(i), child) for i, child in enumerate(tree)]
     kind = type(tree)
-    if _types.get(kind.__name__) is kind:
-        names = [field.name for field in dataclasses.fields(kind)]
-        return [(name, getattr(tree, name)) for name in names]
+    if kind in _fields:
+        return [(name, getattr(tree, name)) for name in _fields[kind][0]]
     raise RecordError(
         f"a {type(tree).__name__} cannot be part of a record; fields hold tensors, records, tuples of these or None"
     )
@@ -134,7 +150,14 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     if isinstance(tree, tuple):
         return tuple(tree_map(fn, *parts) for parts in zip(tree, *others, strict=True))
     names = [name for name, _ in _children(tree)]
-    return type(tree)(*(tree_map(fn, *(getattr(t, name) for t in (tree, *others))) for name in names))
+    fixed = _static(tree)
+    if any(_static(other) != fixed for other in others):
+        raise RecordError(f"records of type {type(tree).__name__} differ in a static field: {fixed}")
+    return type(tree)(**fixed, **{name: tree_map(fn, *(getattr(t, name) for t in (tree, *others))) for name in names})
+
+
+def _static(tree: Tree) -> dict[str, Any]:
+    return {name: getattr(tree, name) for name in _fields[type(tree)][1]}
 
 
 def add(a: Tree, b: Tree) -> Tree:
@@ -170,7 +193,8 @@ def _describe(tree: Tree) -> Any:
     children = _children(tree)
     if isinstance(tree, tuple):
         return [_describe(child) for _, child in children]
-    return {"type": type(tree).__name__, "fields": {name: _describe(child) for name, child in children}}
+    fields = {name: _describe(child) for name, child in children}
+    return {"type": type_name(type(tree)), "fields": fields, **({"static": fixed} if (fixed := _static(tree)) else {})}
 
 
 def blueprint(tree: Tree) -> dict[str, Any]:
@@ -226,13 +250,20 @@ def _build(structure: Any, arrays: dict[str, Tensor], path: str) -> Tree:
         return arrays[path or "value"]
     if isinstance(structure, list):
         return tuple(_build(part, arrays, f"{path}.{i}" if path else str(i)) for i, part in enumerate(structure))
-    name, fields = structure["type"], structure["fields"]
+    name, fields, fixed = structure["type"], structure["fields"], structure.get("static", {})
     if name not in _types:
         raise RecordError(f"unknown record type {name!r}; {nearest(name, _types)}")
-    expected = [field.name for field in dataclasses.fields(_types[name])]
-    if list(fields) != expected:
-        raise RecordError(f"record {name} has fields {', '.join(fields)} where {', '.join(expected)} were expected")
-    return _types[name](**{key: _build(part, arrays, f"{path}.{key}" if path else key) for key, part in fields.items()})
+    expected = [field for group in _fields[_types[name]] for field in group]
+    if [*fields, *fixed] != expected:
+        got = ", ".join([*fields, *fixed])
+        raise RecordError(f"record {name} has fields {got} where {', '.join(expected)} were expected")
+    trees = {key: _build(part, arrays, f"{path}.{key}" if path else key) for key, part in fields.items()}
+    return _types[name](**trees, **{key: _tuples(value) for key, value in fixed.items()})
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples that they were."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def check(value: Tree, like: Tree, what: str = "record") -> None:

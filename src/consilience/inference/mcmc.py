@@ -13,7 +13,7 @@ from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
 from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Tilted, moments_of, samples, scaled_diagonal, within_two_deviations
-from consilience.optim.chains import SGD, Chain
+from consilience.optim import SGD, Chain
 from consilience.tasks.task import Task
 
 

@@ -15,7 +15,7 @@ from consilience.core.errors import ConfigError
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
 from consilience.data.cohort import Cohort
-from consilience.optim.chains import SGD, Chain
+from consilience.optim import SGD, Chain
 from consilience.tasks.task import Task
 
 
@@ -45,7 +45,7 @@ class Tilted(ABC):
 def samples(chain: Chain, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Iterator[Tensor]:
     """One sample [K, P] an epoch from a chain on the tilted energy −log p(D_k|θ) − log q₋ₖ(θ), scaled by 1/n; the same
     tensor every time."""
-    return chain.iterates(task.gradient(), start, cohort, prior=cavity ** (1 / cohort.n))
+    return chain.iterates(task.gradient(), start, cohort, pace=task.pace, prior=cavity ** (1 / cohort.n))
 
 
 def mean_of(drawn: Iterator[Tensor]) -> Tensor:

@@ -1,18 +1,12 @@
 """Client optimisers, samplers and schedules of their step sizes."""
 
-from consilience.optim.chains import SGD, SGHMC, SGLD, Adam, AMSGrad, Chain, RMSprop
+from consilience.optim.averaging import epoch_means
+from consilience.optim.chain import Chain
+from consilience.optim.optimizers import SGD, Adam, AMSGrad, RMSprop
+from consilience.optim.samplers import SGHMC, SGLD
 from consilience.optim.schedules import Cosine, PerClient, Schedule, Tapered
 
 __all__ = [
-    "SGD",
-    "SGHMC",
-    "SGLD",
-    "AMSGrad",
-    "Adam",
-    "Chain",
-    "Cosine",
-    "PerClient",
-    "RMSprop",
-    "Schedule",
-    "Tapered",
+    "SGD", "SGHMC", "SGLD", "AMSGrad", "Adam", "Chain", "Cosine", "PerClient", "RMSprop", "Schedule", "Tapered",
+    "epoch_means",
 ]  # fmt: skip

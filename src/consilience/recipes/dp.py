@@ -31,7 +31,7 @@ def methods() -> dict[str, Algorithm]:
     plain = FedAvg(SGD(lr=0.3, epochs=2, batch_size=10))
     levels = {"clipped": 0.0} | {f"noise {noise:g}": noise for noise in NOISE}
     private = {
-        name: Private(plain, CLIP, noise, noise_from="seed", sampling="secret") for name, noise in levels.items()
+        name: Private(plain, CLIP, noise=noise, noise_from="seed", sampling="secret") for name, noise in levels.items()
     }
     return {"FedAvg": plain, **private}
 

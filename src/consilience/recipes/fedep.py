@@ -80,7 +80,7 @@ class Benchmark:
 
     def methods(self) -> dict[str, Method]:
         """Methods by their names in the tables, each after the same rounds of FedAvg."""
-        first = FedAvg(self.train, self.server)
+        first = FedAvg(self.train, server=self.server)
         return {name: Switch(first, self.method(name), self.switch) for name in self.names.split()}
 
     def method(self, name: str) -> Algorithm:
@@ -89,15 +89,15 @@ class Benchmark:
         kind, _, letter = name.rstrip(")").partition("(")
         match kind:
             case "FedAvg":
-                return FedAvg(self.train, self.server)
+                return FedAvg(self.train, server=self.server)
             case "FedProx":
-                return FedProx(self.train, self.mu, self.server)
+                return FedProx(self.train, mu=self.mu, server=self.server)
             case "FedPA":
-                return FedPA(self.train, self.server, burn_in=self.train.epochs // 2)
+                return FedPA(self.train, server=self.server, burn_in=self.train.epochs // 2)
             case "FedEP":
-                return FedEP(self.infer(letter), natural, clip=self.clips.get(letter))
+                return FedEP(self.infer(letter), server=natural, clip=self.clips.get(letter))
             case _:
-                return FedSEP(self.infer(letter), natural)
+                return FedSEP(self.infer(letter), server=natural)
 
     def quick(self) -> Benchmark:
         """A few rounds of little work, to see that everything runs."""

@@ -13,7 +13,7 @@ from torch import nn
 import consilience as cs
 from consilience.algorithms.fedep import Site
 from consilience.algorithms.fedpa import by_covariance, by_variances
-from consilience.algorithms.shared.natural import Believed
+from consilience.algorithms.shared.factors import Believed
 from consilience.core import guards
 from consilience.core.errors import ConfigError
 from consilience.core.records import leaves, nbytes, rows

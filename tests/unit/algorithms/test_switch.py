@@ -27,14 +27,14 @@ from test_fit import (
 from test_kill import assert_same_end, started
 
 import consilience as cs
-from consilience.algorithms.shared.natural import Believed
+from consilience.algorithms.shared.factors import Believed
 from consilience.core.errors import CheckpointError, ConfigError
 from support.scenarios import SIZES, linear
 
 AT, ROUNDS, SCALE = 3, 7, 0.4
 FIRST = cs.FedAvg(TRAIN, server=cs.server.Adam(lr=0.1))
 FEDEP = cs.FedEP(cs.inference.Identity(TRAIN, scale=SCALE))
-SWITCH = cs.Switch(FIRST, FEDEP, AT)
+SWITCH = cs.Switch(FIRST, FEDEP, at=AT)
 
 
 # What the second method starts from
@@ -56,15 +56,15 @@ def test_a_switch_from_fedavg_to_itself_is_fedavg(server: Any, at: int) -> None:
     task, federation = linear()
     algorithm = cs.FedAvg(TRAIN, server=server)
     options = {"rounds": 6, "cohort": 3, "test": federation}
-    switched = fit(cs.Switch(algorithm, algorithm, at), task, federation, **options)
+    switched = fit(cs.Switch(algorithm, algorithm, at=at), task, federation, **options)
     assert_same_run(fit(algorithm, task, federation, **options), switched)
 
 
 def test_an_optimizer_without_memory_of_its_own_takes_none_over() -> None:
     task, federation = linear()
     plain, heavy = cs.FedAvg(TRAIN), cs.FedAvg(TRAIN, server=cs.server.Momentum(momentum=0.9))
-    assert fit(cs.Switch(heavy, plain, AT), task, federation).server.memory.first is None
-    begun = start_of(cs.Switch(plain, heavy, AT))
+    assert fit(cs.Switch(heavy, plain, at=AT), task, federation).server.memory.first is None
+    begun = start_of(cs.Switch(plain, heavy, at=AT))
     assert torch.equal(begun.memory.first.theta, torch.zeros(PARAMETERS))
 
 
@@ -122,7 +122,7 @@ def test_at_the_switch_the_posterior_is_the_product_of_the_prior_and_the_sites(
 ) -> None:
     task, federation = linear()
     algorithm = cs.FedEP(infer, prior=prior)
-    q = start_of(cs.Switch(FIRST, algorithm, AT)).q
+    q = start_of(cs.Switch(FIRST, algorithm, at=AT)).q
     theta = fit(FIRST, task, federation, rounds=AT).posterior.mean
     numbers = (torch.tensor(value) for value in (0, len(SIZES), sum(SIZES)))
     sites = algorithm.client(task, cs.data.Info(theta, *numbers), federation.sizes.float().unsqueeze(1)).factor
@@ -147,20 +147,20 @@ def test_squares_that_an_adaptive_optimizer_has_seen_go_over_in_units_of_natural
 
 def test_the_mean_of_a_posterior_is_where_a_method_without_one_goes_on() -> None:
     task, federation = linear()
-    begun = start_of(cs.Switch(FEDEP, cs.FedAvg(TRAIN), AT))
+    begun = start_of(cs.Switch(FEDEP, cs.FedAvg(TRAIN), at=AT))
     assert_same(begun.model, cs.Point(fit(FEDEP, task, federation, rounds=AT).posterior.mean))
 
 
 def test_methods_that_do_not_see_the_same_clients_cannot_be_switched(tmp_path: Path) -> None:
     task, federation = linear()
     with pytest.raises(ConfigError, match="FedAvg and Pooled do not learn the same weights from the same clients"):
-        fit(cs.Switch(FIRST, cs.Pooled(TRAIN), AT), task, federation, out=tmp_path / "run")
+        fit(cs.Switch(FIRST, cs.Pooled(TRAIN), at=AT), task, federation, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_switch_before_the_first_round_is_refused() -> None:
     with pytest.raises(ConfigError, match="at is the last round of the first method and must be at least 1, got 0"):
-        cs.Switch(FIRST, FEDEP, 0)
+        cs.Switch(FIRST, FEDEP, at=0)
 
 
 # What a run of a switch is
@@ -222,7 +222,7 @@ class Forgetful(cs.FedEP):
 
 def test_debug_ends_a_run_whose_posterior_is_no_longer_the_product_of_its_sites() -> None:
     task, federation = linear()
-    switch = cs.Switch(FIRST, Forgetful(FEDEP.infer), AT)
+    switch = cs.Switch(FIRST, Forgetful(FEDEP.infer), at=AT)
     with pytest.raises(cs.ConsilienceError, match="q is not the product of the sites"):
         fit(switch, task, federation, rounds=ROUNDS, debug=True)
     fit(switch, task, federation, rounds=ROUNDS)
@@ -245,8 +245,11 @@ SWITCHES = {
     ),
     "sites in files": (SWITCH, {"cohort": 3, "state_memory": 0}),
     "sites in files, forked": (SWITCH, {"cohort": 3, "state_memory": 0, "engine": FORKED}),
-    "states in files before and after": (cs.Switch(cs.LocalOnly(TRAIN), FEDEP, AT), {"cohort": 3, "state_memory": 0}),
-    "states before, none after": (cs.Switch(cs.LocalOnly(TRAIN), FIRST, AT), {"cohort": 3}),
+    "states in files before and after": (
+        cs.Switch(cs.LocalOnly(TRAIN), FEDEP, at=AT),
+        {"cohort": 3, "state_memory": 0},
+    ),
+    "states before, none after": (cs.Switch(cs.LocalOnly(TRAIN), FIRST, at=AT), {"cohort": 3}),
 }
 
 
@@ -285,7 +288,7 @@ def test_a_run_across_its_switch_is_not_resumed_with_another_one(tmp_path: Path)
     task, federation = linear()
     fit(SWITCH, task, federation, rounds=ROUNDS, out=tmp_path / "run")
     for other, sentence in {
-        cs.Switch(FIRST, FEDEP, AT + 1): r"algorithm\.at is 3 there and 4 here",
+        cs.Switch(FIRST, FEDEP, at=AT + 1): r"algorithm\.at is 3 there and 4 here",
         cs.Switch(
             FIRST, cs.FedEP(cs.inference.Identity(TRAIN)), AT
         ): r"algorithm\.then\.infer\.scale is 0\.4 there and 0\.05",
@@ -381,8 +384,8 @@ def test_the_first_methods_states_stay_behind_wherever_they_are(tmp_path: Path, 
     alone = cs.LocalOnly(TRAIN)
     fit(alone, task, federation, rounds=AT, out=tmp_path / "warm", state_memory=first)
     options = {"rounds": ROUNDS, "out": tmp_path / "run", "state_memory": then, "warm": tmp_path / "warm"}
-    run = fit(cs.Switch(alone, FEDEP, AT), task, federation, **options)
-    assert_same_run(fit(cs.Switch(alone, FEDEP, AT), task, federation, rounds=ROUNDS), run)
+    run = fit(cs.Switch(alone, FEDEP, at=AT), task, federation, **options)
+    assert_same_run(fit(cs.Switch(alone, FEDEP, at=AT), task, federation, rounds=ROUNDS), run)
 
 
 WRONG: dict[str, tuple[str, type[Exception], Any]] = {
@@ -402,7 +405,7 @@ WRONG: dict[str, tuple[str, type[Exception], Any]] = {
     "another round": (
         "warm ends at round 3, but the switch is after round 2",
         CheckpointError,
-        {"method": cs.Switch(FIRST, FEDEP, 2)},
+        {"method": cs.Switch(FIRST, FEDEP, at=2)},
     ),
     "nothing to do": ("rounds is 3, but the warm start has 3 already", ConfigError, {"rounds": AT}),
     "no directory": ("elsewhere is not a run directory", CheckpointError, {"warm": "elsewhere"}),

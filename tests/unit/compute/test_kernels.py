@@ -303,11 +303,11 @@ def test_no_step_on_a_gpu_waits_for_the_host():
         options = {"round": round, "round_size": 4, "seed": 0, "static": True, "augment": augment}
         return cs.data.Cohort(federation, torch.arange(4), **options, take=task.once(take))
 
-    first, second = chain(task.gradient(), task.initial(), cohort(1)), cohort(2)
+    first, second = chain(task, task.initial(), cohort(1)), cohort(2)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        other = chain(task.gradient(), task.initial(), second)
+        other = chain(task, task.initial(), second)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert bool(other.isfinite().all())

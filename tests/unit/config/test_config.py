@@ -53,7 +53,7 @@ class Counting(cs.Algorithm):
         return Tally(info.initial, torch.tensor(self.start_at))
 
     def local(self, task, message, state, cohort):
-        trained = self.train(task.gradient(), message.theta, cohort)
+        trained = self.train(task, message.theta, cohort)
         return cs.Weighted.of(cs.Point(trained - message.theta), cohort.n), None
 
     def fuse(self, server, update):
@@ -279,8 +279,8 @@ def test_a_part_that_may_be_left_out_is_chosen_like_any_other(config: Any) -> No
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ({"then": "FedEP"}, cs.Switch(cs.FedAvg(), cs.FedEP(), 5)),
-        ({"first": "FedProx", "then": "FedAvg"}, cs.Switch(cs.FedProx(), cs.FedAvg(), 5)),
+        ({"then": "FedEP"}, cs.Switch(cs.FedAvg(), cs.FedEP(), at=5)),
+        ({"first": "FedProx", "then": "FedAvg"}, cs.Switch(cs.FedProx(), cs.FedAvg(), at=5)),
         (
             {"first": {"name": "FedAvg", "lr": 0.3, "server": "Adam"}, "then": {"name": "FedEP", "lr": 0.1}},
             cs.Switch(
@@ -641,7 +641,7 @@ def test_of_a_switch_what_is_the_same_in_both_methods_is_shared(config: Any) -> 
     switch = {"name": "Switch", "at": 5, "batch_size": 7, "first": {"name": "FedAvg", "lr": 0.3}, "then": "FedEP"}
     loaded = config(algorithm=switch, compare={"algorithms": ["Switch", {"name": "Switch", "at": 6}, "FedProx"]})
     same, later, fedprox = loaded.methods().values()
-    assert same == loaded.algorithm() == cs.Switch(later.first, later.then, 5)
+    assert same == loaded.algorithm() == cs.Switch(later.first, later.then, at=5)
     assert later.at == 6
     assert fedprox == cs.FedProx(cs.SGD(batch_size=7))
 

@@ -89,7 +89,7 @@ def by_torch(chain, group, k, energy=None):
 )
 def test_every_client_trains_as_torch_would_train_it(chain, static):
     task, group = world(static)
-    trained = chain(task.gradient(), task.initial(), group)
+    trained = chain(task, task.initial(), group)
     for k in range(len(SIZES)):
         expected, loss = by_torch(chain, group, k)
         torch.testing.assert_close(trained[k], expected, **EXACT)
@@ -106,7 +106,7 @@ def test_a_prior_adds_the_gradient_of_its_energy(form, own):
     lam = 0.1 * torch.rand(*clients, 1 if form == "scalar" else size, generator=made).double()
     prior = Gaussian(eta, torch.diag_embed(lam) + 0.001 if form == "full" else lam)
     sgd = SGD(lr=0.1, batch_size=5, epochs=2, momentum=0.9)
-    trained = sgd(task.gradient(), task.initial(), group, prior=prior)
+    trained = sgd(task, task.initial(), group, prior=prior)
     for k in range(len(SIZES)):
         one = Gaussian(prior.eta[k], prior.lam[k]) if own else prior
 
@@ -120,18 +120,18 @@ def test_a_prior_adds_the_gradient_of_its_energy(form, own):
 def test_weight_decay_is_a_prior_around_zero():
     task, group = world()
     prior = Gaussian(torch.zeros(task.size).double(), torch.full((1,), 0.2, dtype=torch.float64))
-    decayed = SGD(batch_size=5, weight_decay=0.2)(task.gradient(), task.initial(), group)
-    torch.testing.assert_close(decayed, SGD(batch_size=5)(task.gradient(), task.initial(), group, prior=prior), **EXACT)
+    decayed = SGD(batch_size=5, weight_decay=0.2)(task, task.initial(), group)
+    torch.testing.assert_close(decayed, SGD(batch_size=5)(task, task.initial(), group, prior=prior), **EXACT)
 
 
 def test_clients_may_start_from_their_own_weights():
     task, group = world()
     start = task.initial() + 0.1 * torch.randn(4, task.size).double()
     kept = start.clone()
-    together = SGD(batch_size=5)(task.gradient(), start, group)
+    together = SGD(batch_size=5)(task, start, group)
     for k in range(4):
         alone = Cohort(group.federation, group.ids[k : k + 1], round=1, round_size=4, seed=0, dtype=torch.float64)
-        torch.testing.assert_close(together[k], SGD(batch_size=5)(task.gradient(), start[k], alone)[0], **EXACT)
+        torch.testing.assert_close(together[k], SGD(batch_size=5)(task, start[k], alone)[0], **EXACT)
     assert torch.equal(start, kept)
 
 
@@ -144,22 +144,22 @@ def test_own_arguments_follow_the_clients_that_still_have_a_batch():
     task, group = world()
     anchor = Gaussian(torch.randn(4, task.size).double(), torch.ones(4, 1).double())
     strength = torch.tensor(0.3, dtype=torch.float64)
-    got = SGD(batch_size=5, epochs=2)(task.gradient(pulled), task.initial(), group, anchor, shared=(strength,))
+    got = SGD(batch_size=5, epochs=2)(task, task.initial(), group, anchor, shared=(strength,), loss=pulled)
     prior = Gaussian(0.3 * anchor.eta, 0.3 * anchor.lam)
-    expected = SGD(batch_size=5, epochs=2)(task.gradient(), task.initial(), group, prior=prior)
+    expected = SGD(batch_size=5, epochs=2)(task, task.initial(), group, prior=prior)
     torch.testing.assert_close(got, expected, **EXACT)
 
 
 def one_by_one(chain, task, group, k):
     alone = Cohort(group.federation, group.ids[k : k + 1], round=1, round_size=4, seed=0, dtype=torch.float64)
-    return chain(task.gradient(), task.initial(), alone)[0]
+    return chain(task, task.initial(), alone)[0]
 
 
 @pytest.mark.parametrize("kind", [SGLD, SGHMC, AMSGrad, RMSprop])
 def test_a_client_moves_the_same_in_every_cohort(kind):
     chain = kind(batch_size=5, epochs=3)
     task, group = world()
-    together = chain(task.gradient(), task.initial(), group)
+    together = chain(task, task.initial(), group)
     for k in range(len(SIZES)):
         torch.testing.assert_close(together[k], one_by_one(chain, task, group, k), **EXACT)
 
@@ -167,28 +167,24 @@ def test_a_client_moves_the_same_in_every_cohort(kind):
 def test_cold_langevin_dynamics_is_sgd():
     task, group = world()
     settings = {"lr": 0.1, "batch_size": 5, "epochs": 3, "weight_decay": 0.01}
-    cold, sgd = (
-        chain(task.gradient(), task.initial(), group) for chain in (SGLD(**settings, temperature=0.0), SGD(**settings))
-    )
+    cold, sgd = (chain(task, task.initial(), group) for chain in (SGLD(**settings, temperature=0.0), SGD(**settings)))
     assert torch.equal(cold, sgd)
-    assert not torch.equal(cold, SGLD(**settings, temperature=1e-6)(task.gradient(), task.initial(), group))
+    assert not torch.equal(cold, SGLD(**settings, temperature=1e-6)(task, task.initial(), group))
 
 
 @pytest.mark.parametrize("friction", [0.1, 0.6])
 def test_cold_inertia_is_sgd_with_momentum(friction):
     task, group = world()
     settings = {"lr": 0.1, "batch_size": 5, "epochs": 3}
-    cold = SGHMC(**settings, friction=friction, temperature=0.0)(task.gradient(), task.initial(), group)
-    sgd = SGD(**settings, momentum=1 - friction)(task.gradient(), task.initial(), group)
+    cold = SGHMC(**settings, friction=friction, temperature=0.0)(task, task.initial(), group)
+    sgd = SGD(**settings, momentum=1 - friction)(task, task.initial(), group)
     torch.testing.assert_close(cold, sgd, **EXACT)
 
 
 def test_inertia_without_memory_is_langevin_dynamics():
     task, group = world()
     settings = {"lr": 0.1, "batch_size": 5, "epochs": 3, "temperature": 0.7}
-    heavy, light = (
-        c(task.gradient(), task.initial(), group) for c in (SGHMC(**settings, friction=1.0), SGLD(**settings))
-    )
+    heavy, light = (c(task, task.initial(), group) for c in (SGHMC(**settings, friction=1.0), SGLD(**settings)))
     torch.testing.assert_close(heavy, light, **EXACT)
 
 
@@ -243,7 +239,7 @@ def test_a_prior_too_stiff_for_the_step_does_no_harm_to_an_adaptive_one(kind, fo
     prior = Gaussian.of(torch.full((task.size,), 0.3, dtype=torch.float64), stiff)
     chain = kind(lr=0.01, batch_size=5, epochs=3, eps=1e-14)
     with guards.watch() as acted:
-        got = chain(task.gradient(), task.initial(), group, prior=prior)
+        got = chain(task, task.initial(), group, prior=prior)
     assert int(acted["stiff prior"]) == len(stiff)
 
     def energy(theta):
@@ -317,8 +313,8 @@ def test_there_is_one_sample_an_epoch_and_the_last_is_the_result():
     for chain in chains:
         samples = [sample.clone() for sample in chain.iterates(task.gradient(), task.initial(), group)]
         assert len(samples) == chain.epochs
-        assert torch.equal(samples[-1], chain(task.gradient(), task.initial(), group))
-        shorter = replace(chain, epochs=1)(task.gradient(), task.initial(), group)
+        assert torch.equal(samples[-1], chain(task, task.initial(), group))
+        shorter = replace(chain, epochs=1)(task, task.initial(), group)
         assert torch.equal(samples[0], shorter)
 
 
@@ -404,7 +400,7 @@ def test_a_prior_far_too_stiff_for_the_step_is_followed_and_counted(momentum):
     stiff = torch.tensor([[1e4], [1e6], [1e6], [1e4]], dtype=torch.float64)
     prior = Gaussian.of(torch.full((len(SIZES), task.size), 0.3, dtype=torch.float64), stiff)
     with guards.watch() as acted:
-        got = SGD(lr=0.05, momentum=momentum, epochs=200)(task.gradient(), task.initial(), group, prior=prior)
+        got = SGD(lr=0.05, momentum=momentum, epochs=200)(task, task.initial(), group, prior=prior)
     torch.testing.assert_close(got, torch.full_like(got, 0.3), rtol=0, atol=2e-3)
     assert int(acted["stiff prior"]) == len(SIZES)
 
@@ -413,7 +409,7 @@ def test_a_prior_that_the_step_can_follow_is_left_alone():
     task, group = world()
     prior = Gaussian.of(torch.zeros(task.size).double(), torch.tensor([19.9], dtype=torch.float64))
     with guards.watch() as acted:
-        got = SGD(lr=0.05)(task.gradient(), task.initial(), group, prior=prior)
+        got = SGD(lr=0.05)(task, task.initial(), group, prior=prior)
     assert int(acted["stiff prior"]) == 0
     expected, _ = by_torch(SGD(lr=0.05), group, 2, energy=lambda theta: 0.5 * 19.9 * theta.square().sum())
     torch.testing.assert_close(got[2], expected, **EXACT)
@@ -503,7 +499,7 @@ def test_the_noise_of_adam_is_added_to_slopes_with_the_stated_deviation():
 def test_a_client_with_adam_moves_the_same_in_every_cohort():
     chain = client_adam(epochs=3, noise=0.1, longest=3)
     task, group = world()
-    together = chain(task.gradient(), task.initial(), group)
+    together = chain(task, task.initial(), group)
     for k in range(len(SIZES)):
         torch.testing.assert_close(together[k], one_by_one(chain, task, group, k), **EXACT)
 
@@ -522,12 +518,12 @@ def test_an_epoch_ends_after_the_longest(kind):
         for epoch in range(3):
             for _, (k, batch) in zip(range(2), group.epoch(epoch, 5), strict=False):
                 theta[:k] -= chain.lr * task.gradient()(theta[:k], batch)[0]
-        torch.testing.assert_close(chain(task.gradient(), task.initial(), group), theta, **EXACT)
+        torch.testing.assert_close(chain(task, task.initial(), group), theta, **EXACT)
     far = replace(chain, longest=100)
     assert far.steps(group)[:, 0].tolist() == [21, 9, 6, 3]
     assert torch.equal(
-        far(task.gradient(), task.initial(), group),
-        replace(chain, longest=None)(task.gradient(), task.initial(), group),
+        far(task, task.initial(), group),
+        replace(chain, longest=None)(task, task.initial(), group),
     )
 
 
@@ -553,7 +549,7 @@ def test_whoever_looks_sees_every_step_and_may_change_it():
     assert [len(now) for _, now in seen] == 2 * [4, 3, 2, 1, 1, 1, 1]
     assert [taken[0].item() for taken, _ in seen] == list(range(1, 15))
     assert [taken[1].item() for taken, _ in seen if len(taken) > 1] == [1, 2, 3, 4, 5, 6]  # its own, in two epochs
-    assert torch.equal(seen[-1][1][0], chain(task.gradient(), task.initial(), group)[0])
+    assert torch.equal(seen[-1][1][0], chain(task, task.initial(), group)[0])
 
     def back(taken, now):
         now.copy_(task.initial().expand_as(now))

@@ -499,7 +499,7 @@ WRONG_PARTS: dict[str, tuple[Any, str]] = {
     "no whole number": (lambda: cs.FedNP(hidden=1.5), "FedNP: hidden must be a whole number, got 1.5"),
     "no number": (lambda: cs.FedProx(mu="0.1"), "FedProx: mu must be a number, got '0.1'"),
     "a switch": (
-        lambda: cs.Robust(cs.Switch(cs.FedAvg(), cs.FedEP(), 1)),
+        lambda: cs.Robust(cs.Switch(cs.FedAvg(), cs.FedEP(), at=1)),
         "Robust: method must be of type Algorithm (such as FedAvg), got Switch(…)",
     ),
 }
@@ -539,7 +539,10 @@ WRONG_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
         {"algorithm": cs.FedAvg},
         "algorithm must be of type Algorithm (such as FedAvg) or of type Switch",
     ),
-    "a class in a switch": ({"algorithm": cs.Switch(cs.FedAvg, cs.FedEP(), 1)}, "Switch: first must be of type Algor"),
+    "a class in a switch": (
+        {"algorithm": cs.Switch(cs.FedAvg, cs.FedEP(), at=1)},
+        "Switch: first must be of type Algor",
+    ),
     "a module": ({"task": nn.Linear(3, 1)}, "task must be of type Task, got Linear(…)"),
     "a data set": ({"federation": linear()[1].data}, "federation must be of type Federation, got Dataset(…)"),
     "a tensor": ({"test": torch.zeros(3)}, "test must be of type Dataset or of type Federation or None, got Tensor(…)"),

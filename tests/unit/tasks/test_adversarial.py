@@ -360,7 +360,7 @@ def test_the_generator_s_step_is_pace_times_as_long(chain, pace):
     steps = []
     for one in (1.0, pace):
         task = game(pace=one, objective=cs.tasks.LeastSquares()).prepare(dtype=torch.float64)
-        steps.append(chain(task.gradient(), weights(task), group(points())) - weights(task))
+        steps.append(chain(task, weights(task), group(points())) - weights(task))
     made = task.slice(MAIN).stop
     assert steps[0][0].abs().min() > 0
     torch.testing.assert_close(steps[1][:, :made], pace * steps[0][:, :made], **EXACT)

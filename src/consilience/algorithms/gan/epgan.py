@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.base import algorithm
-from consilience.algorithms.fedavg import Averaged, continued
 from consilience.algorithms.gan.players import NOISY, Players, adversarial
+from consilience.algorithms.shared.averaging import Server as Averaged
+from consilience.algorithms.shared.averaging import continued
 from consilience.core import keys
 from consilience.core.errors import ConfigError, ConsilienceError, check_word
 from consilience.core.gaussian import Gaussian

@@ -16,7 +16,7 @@ from consilience.core.records import Point, record
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
 from consilience.optim import Chain
-from consilience.optim.chains import Memory
+from consilience.optim.chain import Memory
 from consilience.tasks.adversarial import HEADS, TRUNK, Adversarial
 from consilience.tasks.task import MAIN, Task
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from consilience.core.records import Point, Weighted, record
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
 from consilience.optim import Adam, Chain
-from consilience.optim.chains import Memory
+from consilience.optim.chain import Memory
 from consilience.tasks.adversarial import Adversarial
 from consilience.tasks.task import MAIN, Task
 
@@ -101,8 +99,8 @@ class FedAvgGAN(Algorithm):
 
 def trained(train: Chain, task: Adversarial, generator: Tensor, before: Tensor, cohort: Cohort) -> Tensor:
     """Discriminators [K, D] after local training from `before` [D] or [K, D] against one generator [G]."""
-    # A task's pace is of all its weights, and the discriminator's is 1: a plain function has none.
-    return train(partial(task.gradient(detect)), before, cohort, shared=(generator,))
+    *_, theta = train.iterates(task.gradient(detect), before, cohort, shared=(generator,))  # their pace is 1
+    return theta
 
 
 def detect(task: Adversarial, theta: Tensor, batch: Batch, generator: Tensor) -> Tensor:
@@ -129,5 +127,5 @@ def check_maker(chain: Chain) -> None:
 def take(chain: Chain, theta: Tensor, memory: Memory, slope: Tensor) -> None:
     """One step of a chain at the server, in place, with no noise of its own."""
     chain.move(
-        theta, memory, slope, torch.ones_like(theta[:, :1]), torch.zeros_like(theta) if chain.shaken else None, chain.lr
+        theta, memory, slope, torch.ones_like(theta[:, :1]), torch.zeros_like(theta) if chain.noisy else None, chain.lr
     )

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.algorithms.fedavg import Averaged, continued
+from consilience.algorithms.shared.averaging import Server as Averaged
+from consilience.algorithms.shared.averaging import continued
 from consilience.core.errors import ConfigError, TaskError
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import Point, Weighted
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
 from consilience.optim import Adam, Chain
-from consilience.optim.chains import Look
+from consilience.optim.chain import Look
 from consilience.server.optimizers import ServerOptimizer
 from consilience.tasks.adversarial import HEADS, Adversarial
 from consilience.tasks.task import Task
@@ -88,7 +89,8 @@ class Players(Algorithm):
                 look(taken, now)
 
         found = theta
-        for found in self.train.iterates(task.gradient(loss), theta, cohort, past, *own, prior=prior, look=after):
+        gradient = task.gradient(loss)
+        for found in self.train.iterates(gradient, theta, cohort, past, *own, pace=task.pace, prior=prior, look=after):
             if self.interpolate:
                 found.lerp_(theta, self.interpolate)
         return torch.cat([found, past], 1)

@@ -65,7 +65,7 @@ class Alone(Algorithm):
         x = cohort.glimpse()
         self.check(task, theta[0], x)
         classes = task.predict(theta[0], x).shape[-1]
-        trained = self.train(task.gradient(), theta, cohort)
+        trained = self.train(task, theta, cohort)
         return Networks(trained, cohort.label_counts(classes), cohort.ids.to(trained.device, copy=True)), None
 
 

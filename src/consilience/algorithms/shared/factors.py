@@ -1,0 +1,93 @@
+"""Factors: clients send Gaussian factors, the server multiplies them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.shared import averaging
+from consilience.core import guards
+from consilience.core.checks import NonNegative, Positive
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import record, tree_map
+from consilience.data.cohort import Cohort, Info
+from consilience.inference import Identity, Tilted
+from consilience.server.optimizers import Moments, Momentum, ServerOptimizer, carry_over
+from consilience.tasks.task import Task
+
+
+@record
+class Server:
+    """The global posterior q and the server optimiser's memory."""
+
+    q: Gaussian
+    memory: Moments
+
+
+@algorithm
+class Factors(Algorithm):
+    """q ← q · optimiser(Π_k Δ_k^δ), with one factor Δ_k from each client. Subclasses define `local`.
+
+    `infer` finds each client's tilted distribution. `damping` is δ; None is 1/K for the K clients of a round. `clip`
+    limits the length of Δ_k's natural parameters. `prior` is the precision of p₀ = N(0, 1/prior), a factor that the
+    server holds: q = p₀ · Π sites.
+    """
+
+    infer: Tilted = Identity()
+    server: ServerOptimizer = Momentum()
+    damping: Positive | None = None
+    clip: Positive | None = None
+    prior: NonNegative = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__}({self.infer.letter})"
+
+    def start(self, task: Task, info: Info) -> Server:
+        """The prior times the factor that stands for all examples before any was seen."""
+        examples = info.examples.to(info.initial).view(1)
+        q = self.before(info.initial) * self.infer.site(info.initial, examples)
+        return Server(q, _inherited(info.before, q, self.server.start(q)))
+
+    def before(self, like: Tensor) -> Gaussian:
+        """p₀, with the shape of `like`."""
+        return Gaussian(like.new_zeros(like.shape), like.new_full((1,), self.prior))
+
+    def message(self, server: Server, ids: Tensor) -> Gaussian:
+        return server.q
+
+    def damped(self, delta: Gaussian, cohort: Cohort) -> Gaussian:
+        """Δ^δ, clipped first."""
+        delta = delta if self.clip is None else delta.clip(self.clip)
+        return delta ** (self.damping or 1 / cohort.round_size)
+
+    def fuse(self, server: Server, update: Gaussian) -> Server:
+        q, memory = self.server.step(server.q, update, server.memory)
+        return Server(q, memory) if q.full else _without_overshoot(server.q, update, q, memory)
+
+    def posterior(self, server: Server) -> Gaussian:
+        return server.q
+
+
+def _without_overshoot(before: Gaussian, update: Gaussian, after: Gaussian, memory: Moments) -> Server:
+    """Refuse, by coordinate, steps of an optimiser's momentum that carry a precision past zero.
+
+    A coordinate that would keep less than a tenth of its precision, and less than the factors alone would leave it,
+    stays as it was and its momentum is set to 0. Guards count these coordinates."""
+    plain = before.lam + update.lam
+    refused = (after.lam < before.lam / 10) & ((plain <= 0) | (after.lam < plain))
+    guards.count("overshoot refused", refused)
+    q = Gaussian(torch.where(refused, before.eta, after.eta), torch.where(refused, before.lam, after.lam))
+    first = tree_map(lambda m: m.masked_fill(refused, 0), memory.first)
+    return Server(q, Moments(first, memory.second))
+
+
+def _inherited(before: object, q: Gaussian, fresh: Moments) -> Moments:
+    """The second moments of an adaptive optimiser on weights, translated to natural parameters: while Λ is constant,
+    Δη = Λ Δθ, so v ← Λ² v. Without them its first steps would be huge. The first moment is not translated: FedAvg's
+    steps are far longer than those of clients with a cavity, and would push q for many rounds."""
+    if not isinstance(before, averaging.Server) or before.memory.second is None or q.full:
+        return fresh
+    seen = Gaussian(before.memory.second.theta * q.lam.square(), torch.zeros_like(q.lam))
+    return carry_over(Moments(None, seen), fresh)

@@ -1,0 +1,208 @@
+"""Chain: how a client's weights move while they see its data, epoch by epoch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from consilience.compute.vectorize import stepper
+from consilience.core import guards
+from consilience.core.checks import Count, NonNegative, check_types
+from consilience.core.gaussian import Gaussian
+from consilience.core.ranges import Range, Ranges
+from consilience.core.records import rows
+from consilience.data.cohort import Cohort
+from consilience.optim.schedules import Schedule
+from consilience.tasks.task import Task
+
+Memory = tuple[Tensor, ...]
+StepSize = float | Tensor  # one for all, one for each client [k, 1], or one for each parameter [k, P]
+# Called after a step with (the number of steps that its clients have taken in this round [k, 1], θ [k, P]). It may
+# change θ in place.
+Look = Callable[[Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Chain(ABC):
+    """θ moves along g = ∇loss + ∇(prior's energy) + weight_decay · θ, one batch at a time. Subclasses define the step.
+
+    Nearly every local objective in this field is the data loss plus the energy of a Gaussian: `prior`. The loss is a
+    mean over examples, so a prior on the scale of a client's n examples enters as its n-th root. Steps longer than 1/Λ
+    diverge in a stiff prior, so g is divided by step · Λ where that exceeds 1 (diagonal or scalar Λ). A `schedule`
+    changes the step size during the run. `longest` limits the batches of an epoch.
+    """
+
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}
+    lr: NonNegative = 0.05
+    epochs: Count = 1
+    batch_size: Count = 20
+    weight_decay: NonNegative = 0.0
+    schedule: Schedule | None = None
+    longest: Count | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    @abstractmethod
+    def move(self, theta: Tensor, memory: Memory, g: Tensor, n: Tensor, noise: Tensor | None, lr: StepSize) -> None:
+        """One step of θ [k, P] and of the memory, in place. `g` may be overwritten; n [k, 1] are numbers of examples;
+        noise [k, P] is N(0, 1) for a `noisy` chain."""
+
+    @property
+    def noisy(self) -> bool:
+        """Whether steps have noise."""
+        return False
+
+    def memory(self, theta: Tensor) -> Memory:
+        """What `move` remembers from step to step: tensors with the client axis of θ [K, P], 0 at a round's start."""
+        return ()
+
+    def step_size(self, cohort: Cohort, epoch: int, step: int, k: int) -> StepSize:
+        """The step size of the first k clients at a step of the round, by the schedule."""
+        if self.schedule is None:
+            return self.lr
+        by_steps = self.schedule.unit == "steps"  # else n is the same for all, and the device is not asked
+        batches = self.batches(cohort.n[:k, 0]) if by_steps else torch.ones(1, dtype=torch.float64)
+        factor = self.schedule.factor(self.schedule.count(cohort.round, epoch, step, self.epochs, batches))
+        own = self.schedule.for_clients(cohort.ids[:k])
+        if own is None and not by_steps:
+            return self.lr * float(factor)
+        factor = factor if own is None else factor.to(cohort.device) * own.to(cohort.device)
+        return (self.lr * factor).to(cohort.n.dtype).unsqueeze(1)
+
+    def batches(self, n: Tensor) -> Tensor:
+        """The number of steps in an epoch for clients with n examples."""
+        return (n.double() / self.batch_size).ceil().clamp_max(math.inf if self.longest is None else self.longest)
+
+    def steps(self, cohort: Cohort) -> Tensor:
+        """The number of steps in a round, [K, 1]."""
+        return self.epochs * self.batches(cohort.n).to(cohort.n)
+
+    def time(self, cohort: Cohort, pace: Tensor | None = None) -> Tensor:
+        """The sum of the step sizes of a round, [K, 1]; with a task's `pace`, for every parameter [K, P]."""
+        if pace is not None:
+            return self.time(cohort) * pace
+        if self.schedule is None:
+            return self.lr * self.steps(cohort)
+        total, batches = torch.zeros_like(cohort.n), self.batches(cohort.n)
+        by_steps = self.schedule.unit == "steps"
+        for epoch in range(self.epochs):
+            for step in range(int(batches.max()) if by_steps else 1):
+                size = self.step_size(cohort, epoch, step, len(cohort))
+                total += size * ((step < batches) if by_steps else batches).to(cohort.n)
+        return total
+
+    def __call__(
+        self,
+        task: Task,
+        theta: Tensor,
+        cohort: Cohort,
+        *own: Any,
+        loss: Callable[..., Tensor] | None = None,
+        prior: Gaussian | None = None,
+        shared: tuple[Any, ...] = (),
+    ) -> Tensor:
+        """The parameters [K, P] after the last epoch, from θ [P] or [K, P], at the pace of the task.
+
+        `loss(task, θ, batch, *own, *shared)` of one client is the task's own unless it is given."""
+        for last in self.iterates(task.gradient(loss), theta, cohort, *own, pace=task.pace, prior=prior, shared=shared):
+            theta = last
+        return theta
+
+    def iterates(
+        self,
+        gradient: Callable[..., tuple[Tensor, Tensor]],
+        theta: Tensor,
+        cohort: Cohort,
+        *own: Any,
+        pace: Tensor | None = None,
+        prior: Gaussian | None = None,
+        shared: tuple[Any, ...] = (),
+        look: Look | None = None,
+    ) -> Iterator[Tensor]:
+        """The parameters [K, P] of every client after every epoch, from θ [P] or [K, P]. The same tensor is yielded
+        each time: copy what must last.
+
+        `own` and `prior` are cut to the clients that still have a batch. `pace` [P] multiplies the step sizes. `look`
+        is called after every step."""
+        theta = theta.expand(len(cohort), -1).clone()
+        memory, taken = self.memory(theta), torch.zeros_like(cohort.n)
+        loss, seen = torch.zeros_like(cohort.n[:, 0]), torch.zeros_like(cohort.n[:, 0])
+        pace = None if pace is None else pace[: theta.shape[1]]
+        guard, step_along = _Stiffness(self, prior, pace), stepper(gradient, self.advance)
+        if prior is not None and self.weight_decay:
+            decay = theta.new_full((1,), self.weight_decay)
+            prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
+        for epoch in range(self.epochs):
+            loss.zero_()
+            seen.zero_()
+            for step, (k, batch) in enumerate(islice(cohort.epoch(epoch, self.batch_size), self.longest)):
+                now = theta[:k]
+                noise = cohort.noise(k, theta.shape[1], tag=f"chain {epoch} {step}") if self.noisy else None
+                size = self.step_size(cohort, epoch, step, k)
+                size = size if pace is None else size * pace
+                kept = (tuple(part[:k] for part in memory), None if prior is None else prior.first(k), guard(k, size))
+                value = step_along(now, batch, rows(own, slice(k)), shared, kept, (cohort.n[:k], noise, size))
+                loss[:k] += value * batch.w.sum(1)
+                seen[:k] += batch.w.sum(1)
+                if look is not None:
+                    taken[:k] += 1
+                    look(taken[:k], now)
+            cohort.note(loss=loss / seen.clamp_min(1))
+            yield theta
+
+    def advance(
+        self,
+        theta: Tensor,
+        g: Tensor,
+        memory: Memory,
+        prior: Gaussian | None,
+        stiffness: Tensor | None,
+        n: Tensor,
+        noise: Tensor | None,
+        lr: StepSize,
+    ) -> None:
+        """The step along the whole gradient, in place. It is elementwise: compiled, it is one pass over memory."""
+        if prior is not None:
+            g = prior.pull(g, theta)
+        elif self.weight_decay:
+            g = torch.add(g, theta, alpha=self.weight_decay)
+        if stiffness is not None:
+            g = g / stiffness
+        self.move(theta, memory, g, n, noise, lr)
+
+
+class _Stiffness:
+    """max(1, step · Λ) of every step; None where no entry exceeds 1. Entries that do are counted once a round."""
+
+    def __init__(self, chain: Chain, prior: Gaussian | None, pace: Tensor | None) -> None:
+        self.lam = None if prior is None or prior.full else prior.lam
+        self.constant, self.counted = chain.schedule is None, False
+        if self.lam is not None and self.constant:
+            self.stiff = self._at(self.lam, chain.lr if pace is None else chain.lr * pace)
+
+    def __call__(self, k: int, size: StepSize) -> Tensor | None:
+        if self.lam is None:
+            return None
+        if not self.constant:
+            return self._at(self.lam[:k] if self.lam.dim() > 1 else self.lam, size)
+        return self.stiff[:k] if self.stiff is not None and self.stiff.dim() > 1 else self.stiff
+
+    def _at(self, lam: Tensor, size: StepSize) -> Tensor | None:
+        stiff = lam * size
+        if not self.counted:
+            guards.count("stiff prior", stiff > 1)
+            self.counted = True
+        return stiff.clamp_min(1) if bool((stiff > 1).any()) else None
+
+
+def descend(value: Tensor, g: Tensor, lr: StepSize) -> Tensor:
+    """value − lr · g, in place."""
+    return value.sub_(lr * g) if isinstance(lr, Tensor) else value.sub_(g, alpha=lr)
