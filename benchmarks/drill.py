@@ -203,8 +203,8 @@ def practise(name: str, folder: Path) -> dict[str, object]:
         "ended": ended,
         "rounds": f"{len(history)} of {done}",
         "left out": f"{VICTIM} in {', '.join(map(str, absent))}" if absent else "nobody",
-        "q from Π sites": gap_to_mean(tree_map(torch.Tensor.double, q), product_of_sites(drill, saved.states[0])),
-        "q from simulator": gap_to_mean(q, expected(absent, done)) if scenario.same else None,
+        "q from Π sites": apart(tree_map(torch.Tensor.double, q), product_of_sites(drill, saved.states[0])),
+        "q from simulator": apart(q, expected(absent, done)) if scenario.same else None,
         "seconds": round(time.monotonic() - start),
     }
 
