@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_report import PAIRED, evaluation, make_comparison, make_run, rewrite
 
 from consilience.evaluation.samples import image_samples
 from consilience.figures.pictures import Pictures, Row, heat
 from consilience.report import write_report
+from support.pages import PAIRED, evaluation, make_comparison, make_run, rewrite
 
 PHONE = 360
 FLAGS = [

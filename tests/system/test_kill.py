@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-import consilience as cs
-from consilience.core.records import leaves
+from support.kill import assert_same_end, started
 
-BIN = Path(sys.executable).parent
 PATIENCE = 60.0  # seconds; only a failure takes as long
 
 SCRIPT = """
@@ -81,23 +74,6 @@ class Slow(cs.Algorithm):
 """
 
 
-@contextmanager
-def started(*command: str) -> Iterator[subprocess.Popen[str]]:
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join(
-            str(Path(__file__).parents[1] / part) for part in ("", "system", "unit/algorithms", "unit/runs")
-        ),
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
     """Wait for something, as long as the process that is to bring it about lives."""
     end = time.monotonic() + PATIENCE
@@ -128,27 +104,6 @@ def processes() -> dict[int, tuple[int, str]]:
                 continue
             found[int(entry.name)] = (int(parent), state)
     return found
-
-
-def end(out: Path, rounds: int) -> dict[str, Tensor]:
-    """All that the last checkpoint holds, and the client states that it names."""
-    saved = cs.core.unpack((out / "checkpoints" / f"round-{rounds:07d}.safetensors").read_bytes())
-    found = dict(leaves(saved))
-    if (out / "states").exists():
-        for client, round in saved.states.tolist():
-            state = cs.core.unpack((out / "states" / f"{client}-{round}.safetensors").read_bytes())
-            found |= {f"{client}.{name}": leaf for name, leaf in leaves(state)}
-    return found
-
-
-def assert_same_end(one: Path, other: Path, rounds: int) -> None:
-    """Equal in every bit: the server, every client's state, and the metrics but for the clock."""
-    a, b = end(one, rounds), end(other, rounds)
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    lines = [[json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (one, other)]
-    assert [line["round"] for line in lines[0]] == list(range(1, rounds + 1))
-    assert [{**line, "seconds": 0} for line in lines[0]] == [{**line, "seconds": 0} for line in lines[1]]
 
 
 @pytest.mark.parametrize(("method", "workers", "kills"), [("FedAvg", 1, 5), ("LocalOnly", 2, 3)])

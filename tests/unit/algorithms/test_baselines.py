@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_one_shot import STILL, learn
 from torch import nn
 
 import consilience as cs
 from consilience.core.errors import ConfigError, TaskError
+from support.one_shot import STILL, learn
 from support.scenarios import blobs, linear
 
 LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8, weight_decay=0.01)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_adversarial import EXACT, ByHand, batch_of, by_parameter, game, group, learn, points, rows_of, weights
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import consilience as cs
@@ -21,6 +20,7 @@ from consilience.core import keys
 from consilience.core.errors import ConfigError
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import leaves, rows
+from support.games import EXACT, ByHand, batch_of, by_parameter, game, group, learn, points, rows_of, weights
 
 SGD = cs.SGD(lr=0.02, batch_size=4)
 STILL = cs.SGD(lr=0.0, batch_size=4)

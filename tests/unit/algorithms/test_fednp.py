@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_one_shot import learn
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
@@ -20,6 +19,7 @@ from consilience.core.errors import ConfigError, TaskError
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import tree_map
 from consilience.inference import sigmoid_moments
+from support.one_shot import learn
 from support.scenarios import blobs, linear
 
 LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8, weight_decay=0.01)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_adversarial import EXACT, NEARLY, ByHand, both_gradients, game, group, learn, points, weights
 
 import consilience as cs
 from consilience.algorithms.gan.f2a import Jury
@@ -19,6 +18,7 @@ from consilience.core.records import rows
 from consilience.data.cohort import Cohort
 from consilience.tasks.adversarial import HEADS
 from consilience.tasks.task import MAIN
+from support.games import EXACT, NEARLY, ByHand, both_gradients, game, group, learn, points, weights
 
 ADAM = cs.optim.Adam(lr=0.02, beta1=0.5, batch_size=4, epochs=2)
 SGD = cs.SGD(lr=0.05, batch_size=4, epochs=2)

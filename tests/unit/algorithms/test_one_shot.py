@@ -13,16 +13,8 @@ from consilience.algorithms.shared.alone import own_start
 from consilience.core import keys
 from consilience.core.records import leaves
 from consilience.matching import Known, Memory, Stack, restart, slice_of
+from support.one_shot import MANY, STILL, TRAIN, learn
 from support.scenarios import blobs, linear
-
-ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
-TRAIN = cs.optim.AMSGrad(lr=0.02, epochs=5, batch_size=16)
-STILL = cs.SGD(lr=0.0)
-MANY = cs.matching.BetaBernoulli(variance=0.1, mass=20.0)  # finds more units than any client has
-
-
-def learn(algorithm, task, federation, rounds=1, **options):
-    return cs.fit(algorithm, task, federation, **{"rounds": rounds, "engine": ENGINE, "progress": False} | options)
 
 
 def kept(train, task, federation, **options):

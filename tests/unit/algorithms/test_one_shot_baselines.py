@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 import torch
-from test_one_shot import ENGINE, MANY, STILL, TRAIN, learn
 from torch import nn
 
 import consilience as cs
@@ -19,6 +18,7 @@ from consilience.config.schema import read_config
 from consilience.core.errors import ConfigError, DataError, TaskError
 from consilience.metrics import entropy
 from consilience.report import write_report
+from support.one_shot import ENGINE, MANY, STILL, TRAIN, learn
 from support.scenarios import blobs, gradient, linear
 
 # Ensembles

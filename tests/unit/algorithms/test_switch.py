@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_fit import (
+
+import consilience as cs
+from consilience.algorithms.shared.factors import Believed
+from consilience.core.errors import CheckpointError, ConfigError
+from support.kill import assert_same_end, started
+from support.runs import (
     FORKED,
     PARAMETERS,
     TRAIN,
@@ -24,18 +29,8 @@ from test_fit import (
     read_lines,
     timeless,
 )
-from test_kill import assert_same_end, started
-
-import consilience as cs
-from consilience.algorithms.shared.factors import Believed
-from consilience.core.errors import CheckpointError, ConfigError
 from support.scenarios import SIZES, linear
-
-AT, ROUNDS, SCALE = 3, 7, 0.4
-FIRST = cs.FedAvg(TRAIN, server=cs.server.Adam(lr=0.1))
-FEDEP = cs.FedEP(cs.inference.Identity(TRAIN, scale=SCALE))
-SWITCH = cs.Switch(FIRST, FEDEP, at=AT)
-
+from support.switch import AT, FEDEP, FIRST, ROUNDS, SCALE, SWITCH
 
 # What the second method starts from
 
@@ -301,7 +296,8 @@ def test_a_run_across_its_switch_is_not_resumed_with_another_one(tmp_path: Path)
 SCRIPT = """
 import os, signal, sys
 import consilience as cs
-from test_switch import AT, ROUNDS, SWITCH, fit
+from support.runs import fit
+from support.switch import AT, ROUNDS, SWITCH
 from support.scenarios import linear
 
 out, last = sys.argv[1], int(sys.argv[2])

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_pictures import BLANK, HIGH, LOW, WHITE, at, brightness, pixels, tile
-from test_report import HOSTILE, Tags, check_page, make_run, report, section
 
 from consilience.evaluation.samples import cells, image_samples, point_samples
 from consilience.figures.pictures import GAP, Picture, heat
+from support.pages import HOSTILE, Tags, check_page, make_run, report, section
+from support.pictures import BLANK, HIGH, LOW, WHITE, at, brightness, pixels, tile
 
 LOWER, UPPER = [-2.0, -1.0], [2.0, 3.0]
 NAN = float("nan")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import re
 from dataclasses import asdict
@@ -12,31 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from test_report import HOSTILE, Tags, check_page, make_figure, report, with_figures
 
 from consilience.core.errors import ConsilienceError
 from consilience.figures import pictures
 from consilience.figures.pictures import GAP, Picture, Pictures, Row, heat, photo
+from support.pages import HOSTILE, Tags, check_page, make_figure, report, with_figures
+from support.pictures import BLANK, HIGH, LOW, MIDDLE, WHITE, at, brightness, pixels, tile
 
-LOW, MIDDLE, HIGH, BLANK = (0x44, 0x01, 0x54, 255), (0x21, 0x91, 0x8C, 255), (0xFD, 0xE7, 0x25, 255), (0, 0, 0, 0)
-WHITE = (255, 255, 255, 255)
 NAN = float("nan")
-
-
-def pixels(picture: Picture) -> np.ndarray:
-    """Red, green, blue and opacity, [height, width, 4], the first row on top."""
-    return np.array(Image.open(io.BytesIO(base64.b64decode(picture.png))).convert("RGBA"))
-
-
-def at(picture: Picture, x: float, y: float) -> tuple[int, ...]:
-    """The colour at a place of the unit square, (0, 0) at the bottom left."""
-    image = pixels(picture)
-    return tuple(image[int((1 - y) * image.shape[0]), int(x * image.shape[1])].tolist())
-
-
-def brightness(picture: Picture, x: float, y: float) -> int:
-    return sum(at(picture, x, y)[:3])
 
 
 def small(picture: Picture, height: int, width: int) -> np.ndarray:
@@ -127,11 +108,6 @@ def test_a_map_has_rows_and_columns(values: list[list[float]]) -> None:
 
 
 # Grids of images
-
-
-def tile(image: np.ndarray, row: int, column: int, height: int, width: int) -> np.ndarray:
-    y, x = row * (height + GAP), column * (width + GAP)
-    return image[y : y + height, x : x + width]
 
 
 def test_images_are_placed_row_by_row() -> None:

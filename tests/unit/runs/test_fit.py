@@ -22,68 +22,30 @@ from torch import Tensor, nn
 import consilience as cs
 from consilience.config.schema import read_config
 from consilience.core.errors import CheckpointError, ConfigError, DataError, RecordError
-from consilience.core.records import leaves, tree_map, unpack
+from consilience.core.records import tree_map, unpack
 from consilience.engines.states import InMemory
 from consilience.evaluation.scores import evaluate
 from consilience.runs import directory as checkpoint
 from consilience.runs.directory import RunDirectory
 from consilience.studies.compare import Setting, compare
+from support.runs import (
+    FORKED,
+    HERE,
+    PARAMETERS,
+    TRAIN,
+    Power,
+    assert_same,
+    assert_same_run,
+    checkpoints,
+    cut,
+    files,
+    fit,
+    read_lines,
+    timeless,
+)
 from support.scenarios import NAMES, SIZES, blobs, gradient, linear
 
-HERE = cs.Simulator(device="cpu", chunk=4, workers=1)
-FORKED = cs.Simulator(device="cpu", chunk=4, workers=2)
-TRAIN = cs.SGD(lr=0.1, momentum=0.5, batch_size=4)
-PARAMETERS = 4  # of scenarios.linear
 COMPARED = {"rounds": 1, "engine": HERE, "progress": False}
-
-
-def fit(algorithm: cs.Algorithm, task: cs.Task, federation: cs.Federation, **options: Any) -> cs.runs.Run:
-    options = {"rounds": 4, "engine": HERE, "progress": False, "checkpoint_every": 1} | options
-    return cs.fit(algorithm, task, federation, **options)
-
-
-def timeless(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in history]
-
-
-def assert_same(one: Any, other: Any) -> None:
-    pairs = list(zip(leaves(one), leaves(other), strict=True))
-    assert all(name == same and torch.equal(x, y) for (name, x), (same, y) in pairs)
-
-
-def assert_same_run(a: cs.runs.Run, b: cs.runs.Run) -> None:
-    """Equal in every bit: the server, all clients' states, the history but for the clock."""
-    ids = torch.arange(len(a.federation))
-    assert_same(a.server, b.server)
-    assert_same(a.states.gather(ids), b.states.gather(ids))
-    assert timeless(a.history) == timeless(b.history)
-
-
-class Power(Exception):  # noqa: N818
-    """Goes off."""
-
-
-def cut(at: int) -> Any:
-    """A callback that ends the run without a word after round `at`, before that round's checkpoint."""
-
-    def callback(run: cs.runs.Run, line: dict[str, Any]) -> None:
-        if line["round"] == at:
-            raise Power
-
-    return callback
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
-def read_lines(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
-def checkpoints(directory: Path) -> list[Path]:
-    """Newest first."""
-    return sorted((directory / "checkpoints").glob("*.safetensors"), reverse=True)
 
 
 # What a run is

@@ -1,0 +1,20 @@
+"""Settings of one-shot methods."""
+
+from __future__ import annotations
+
+import consilience as cs
+
+ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
+
+
+TRAIN = cs.optim.AMSGrad(lr=0.02, epochs=5, batch_size=16)
+
+
+STILL = cs.SGD(lr=0.0)
+
+
+MANY = cs.matching.BetaBernoulli(variance=0.1, mass=20.0)  # finds more units than any client has
+
+
+def learn(algorithm, task, federation, rounds=1, **options):
+    return cs.fit(algorithm, task, federation, **{"rounds": rounds, "engine": ENGINE, "progress": False} | options)
