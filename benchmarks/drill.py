@@ -171,7 +171,7 @@ def expected(left_out: tuple[int, ...], rounds: int) -> cs.Gaussian:
 
 def apart(a: cs.Gaussian, b: cs.Gaussian) -> float:
     """The distance of two factors by the length of the second."""
-    return float((a / b).length / b.length)
+    return float((a / b).norm / b.norm)
 
 
 def product_of_sites(drill: Drill, tokens: torch.Tensor) -> cs.Gaussian:

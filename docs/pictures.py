@@ -59,7 +59,7 @@ def normalised(density: Tensor) -> Tensor:
 
 def curve(q: cs.Gaussian) -> Tensor:
     """The density of a proper factor on the grid."""
-    return q.log_density(GRID.unsqueeze(1)).exp().detach()
+    return q.log_prob(GRID.unsqueeze(1)).exp().detach()
 
 
 def factor(axes: Axes, density: Tensor, colour: str, label: str, dashed: bool = False, fill: bool = False) -> None:

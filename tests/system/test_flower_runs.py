@@ -70,7 +70,7 @@ def apart(world, run):
     product = world.method.before(run.server.q.eta)
     for state in states:
         product = product * state.factor.product()
-    return float((run.server.q / product).length / run.server.q.length)
+    return float((run.server.q / product).norm / run.server.q.norm)
 
 
 def assert_nothing_is_lost(world, run, rounds):

@@ -57,7 +57,7 @@ class FedEP(Factors):
         product = self.before(server.q.eta)
         for group in states:
             product = product * group.factor.product()
-        gap = float((server.q / product).length / server.q.length)
+        gap = float((server.q / product).norm / server.q.norm)
         plain = isinstance(self.server, Momentum) and not self.server.momentum and self._on_sites == self.server
         if plain and gap > 1e-3:
             raise ConsilienceError(f"q is not the product of the sites: they differ by {gap:.2g} of its length")

@@ -211,7 +211,7 @@ class FedNP(Algorithm):
         if state.network is not None:
             start = w.repeat(len(cohort), 1)
             start[:, mine] = state.network
-        trained = self.train(task, start, cohort, cavity.mean, cavity.var, loss=self.loss)
+        trained = self.train(task, start, cohort, cavity.mean, cavity.variance, loss=self.loss)
         site = state.factor
         if self.signal != "nothing":
             heard = cohort.mean(task.vectorize(self.heard_plainly), trained, max(self.train.batch_size, AT_ONCE))
@@ -246,12 +246,12 @@ class FedNP(Algorithm):
         """What q(z) says of the layer's weights, N(μ, v); `task` as `adapt` returned it."""
         if self.own_network:
             raise ConfigError("with own_network = true only clients have a network that has learned to predict weights")
-        mu, v = task.call_one(NETWORK, server.averaged.model.theta, server.q.mean, server.q.var, exact=True)
+        mu, v = task.call_one(NETWORK, server.averaged.model.theta, server.q.mean, server.q.variance, exact=True)
         return Gaussian.of(mu.detach(), 1 / v.detach().clamp_min(LEAST * self.epsilon))
 
     def facts(self, server: Propagated) -> dict[str, float]:
         """How far q(z) has come from N(0, 1)."""
-        return {"z_mean": float(server.q.mean.mean()), "z_sd": float(server.q.var.sqrt().mean())}
+        return {"z_mean": float(server.q.mean.mean()), "z_sd": float(server.q.variance.sqrt().mean())}
 
     def audit(self, server: Propagated, states: Iterable[LatentSite]) -> dict[str, float]:
         """q is the prior times all sites."""
@@ -259,7 +259,7 @@ class FedNP(Algorithm):
         product = Gaussian(nothing, nothing + float(self.prior))
         for group in states:
             product = product * group.factor.product()
-        gap = float((server.q / product).length / server.q.length.clamp_min(1e-3))  # earlier rounding stays
+        gap = float((server.q / product).norm / server.q.norm.clamp_min(1e-3))  # earlier rounding stays
         if gap > 1e-3:
             raise ConsilienceError(f"q(z) is not the product of the sites: they differ by {gap:.2g} of its length")
         return {"q_apart_from_sites": gap}

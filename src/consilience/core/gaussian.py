@@ -21,10 +21,9 @@ class Gaussian:
     `lam` is [..., P] (diagonal), [..., 1] (a scalar for all coordinates) or, with one dimension more than
     `eta`, [..., P, P] (full, for small P). Leading axes are clients and broadcast.
 
-    Factors need not be proper: a site may have zero or negative precision, and that is how information is taken
-    out again. Only moments need Λ > 0. One policy, `proper`: precisions below `FLOOR` are raised to it, η stays,
-    and the number of raised entries is counted as "precision floor". For a full Λ these are eigenvalues, and the
-    floor is at least what rounding can tell from zero.
+    A factor may be improper: a site with zero or negative precision removes information. Moments need Λ > 0, so they
+    are those of `proper()`, which raises precisions below `FLOOR`, keeps η, and counts the raised entries as "precision
+    floor". For a full Λ these are eigenvalues, and the floor is at least the rounding error.
     """
 
     eta: Tensor
@@ -43,7 +42,7 @@ class Gaussian:
 
     @property
     def full(self) -> bool:
-        """Whether Λ is a matrix."""
+        """True if Λ is a matrix."""
         return self.lam.dim() == self.eta.dim() + 1
 
     def __repr__(self) -> str:
@@ -70,17 +69,17 @@ class Gaussian:
         return Gaussian(self.eta * power, self.lam * scale)
 
     @property
-    def length(self) -> Tensor:
-        """The Euclidean length of all natural parameters together, [..., 1]."""
+    def norm(self) -> Tensor:
+        """The Euclidean norm of all natural parameters together, [..., 1]."""
         squares = self.eta.square().sum(-1, keepdim=True)
         lam = self.lam.flatten(-2) if self.full else self.lam
         return (squares + lam.square().sum(-1, keepdim=True)).sqrt()
 
-    def clip(self, longest: float) -> Gaussian:
-        """The factor to the power that makes it no longer than `longest`; the clients clipped are counted."""
-        length = self.length
-        guards.count("update clipped", length > longest)
-        return self ** (longest / length.clamp_min(longest))
+    def clip(self, bound: float) -> Gaussian:
+        """The factor, scaled to a norm of at most `bound`; the clipped clients are counted."""
+        norm = self.norm
+        guards.count("update clipped", norm > bound)
+        return self ** (bound / norm.clamp_min(bound))
 
     def product(self, weight: Tensor | None = None) -> Gaussian:
         """Π_k q_k^(w_k) over the client axis, w [K, 1]; all ones when None."""
@@ -89,22 +88,24 @@ class Gaussian:
         return Gaussian(eta.sum(0), lam.expand(*eta.shape[:-1], *lam.shape[-1 - factors.full :]).sum(0))
 
     def first(self, k: int) -> Gaussian:
-        """The first k clients; parts without a client axis are shared and stay."""
+        """The first k clients; a part without a client axis is shared and stays."""
         own = 1 + self.full
         eta = self.eta[:k] if self.eta.dim() > 1 else self.eta
         return Gaussian(eta, self.lam[:k] if self.lam.dim() > own else self.lam)
 
-    def slope(self, theta: Tensor) -> Tensor:
-        """Λθ − η: the gradient of the energy ½θᵀΛθ − ηᵀθ. Needs no proper Λ."""
+    def energy_gradient(self, theta: Tensor) -> Tensor:
+        """Λθ − η: the gradient of the energy ½θᵀΛθ − ηᵀθ. Λ may be improper."""
         scaled = (self.lam @ theta.unsqueeze(-1)).squeeze(-1) if self.full else self.lam * theta
         return scaled - self.eta
 
-    def pull(self, gradient: Tensor, theta: Tensor) -> Tensor:
-        """`gradient` plus the slope at θ, in as few passes over memory as it takes."""
-        return gradient + self.slope(theta) if self.full else torch.addcmul(gradient, theta, self.lam).sub_(self.eta)
+    def add_energy_gradient(self, gradient: Tensor, theta: Tensor) -> Tensor:
+        """`gradient` + Λθ − η, with fewer passes over memory than by `energy_gradient`."""
+        if self.full:
+            return gradient + self.energy_gradient(theta)
+        return torch.addcmul(gradient, theta, self.lam).sub_(self.eta)
 
     def proper(self, floor: float = FLOOR) -> Gaussian:
-        """The same factor with every precision at least `floor`; the entries raised are counted."""
+        """The factor with every precision at least `floor`; the raised entries are counted."""
         if not self.full:
             guards.count("precision floor", self.lam < floor)
             return Gaussian(self.eta, self.lam.clamp_min(floor))
@@ -116,8 +117,8 @@ class Gaussian:
         return Gaussian(self.eta, (vectors * values.maximum(least).unsqueeze(-2)) @ vectors.mT)
 
     def informative(self) -> Gaussian:
-        """The same factor, silent wherever its precision is negative: there η and Λ become 0, and are counted. It may
-        be improper; it is a force on something proper, and η without Λ would be a force without bound."""
+        """The factor with η = Λ = 0 wherever its precision is negative; these entries are counted. As a term of an
+        energy, η without Λ would be a force without bound."""
         if not self.full:
             lost = self.lam < 0
             guards.count("cavity without precision", lost)
@@ -132,8 +133,8 @@ class Gaussian:
         return Gaussian(eta, (held * values.unsqueeze(-2)) @ held.mT)
 
     def _spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Eigenvalues of a full Λ, its eigenvectors, and what rounding cannot tell from 0, [..., 1]."""
-        # eigh raises on NaN, which would end a round for one client: such a client gets NaN, and is rejected.
+        """Eigenvalues and eigenvectors of a full Λ, and the rounding error of an eigenvalue, [..., 1]."""
+        # eigh raises on NaN, which would end the round of all clients: the client gets NaN, and its update is rejected.
         fine = self.lam.isfinite().all(-1).all(-1)[..., None]
         unit = torch.eye(self.lam.shape[-1], dtype=self.lam.dtype, device=self.lam.device)
         values, vectors = torch.linalg.eigh(torch.where(fine.unsqueeze(-1), self.lam, unit))
@@ -146,7 +147,7 @@ class Gaussian:
         return self.proper()._mean()
 
     @property
-    def var(self) -> Tensor:
+    def variance(self) -> Tensor:
         """The variance of every coordinate, [..., P]: the diagonal of Λ⁻¹."""
         q = self.proper()
         if q.full:
@@ -154,7 +155,7 @@ class Gaussian:
         return (1 / q.lam).expand_as(q.eta)
 
     def _root(self) -> Tensor:
-        root: Tensor = torch.linalg.cholesky_ex(self.lam).L  # of a proper Λ, or of NaN: nothing to check
+        root: Tensor = torch.linalg.cholesky_ex(self.lam).L  # Λ is proper or NaN: no check is needed
         return root
 
     def _mean(self) -> Tensor:
@@ -171,10 +172,10 @@ class Gaussian:
         """½[P(1 + ln 2π) − ln|Λ|], in nats, [...]."""
         return 0.5 * (self.eta.shape[-1] * (1 + math.log(2 * math.pi)) - self.proper()._logdet())
 
-    def log_density(self, theta: Tensor) -> Tensor:
+    def log_prob(self, theta: Tensor) -> Tensor:
         """ln N(θ), normalised, [...]."""
         q = self.proper()
-        mahalanobis = ((theta - q._mean()) * q.slope(theta)).sum(-1)
+        mahalanobis = ((theta - q._mean()) * q.energy_gradient(theta)).sum(-1)
         return 0.5 * (q._logdet() - self.eta.shape[-1] * math.log(2 * math.pi) - mahalanobis)
 
     def kl(self, other: Gaussian) -> Tensor:
@@ -186,13 +187,13 @@ class Gaussian:
             trace = (torch.cholesky_inverse(q._root()) * p.lam).sum((-2, -1))
         else:
             trace = (p.lam / q.lam).expand_as(off).sum(-1)
-        distance = (off * Gaussian(torch.zeros_like(p.eta), p.lam).slope(off)).sum(-1)
+        distance = (off * Gaussian(torch.zeros_like(p.eta), p.lam).energy_gradient(off)).sum(-1)
         return 0.5 * (trace - self.eta.shape[-1] + distance + q._logdet() - p._logdet())
 
-    def sample(self, count: int, seed: int = 0) -> Tensor:
-        """[count, ..., P] draws; draw i depends on (seed, i) alone."""
+    def sample(self, n: int, *, seed: int = 0) -> Tensor:
+        """[n, ..., P] draws; draw i depends on (seed, i) alone."""
         q = self.proper()
-        key = keys.key(seed, purpose="sample", client=torch.arange(count))
+        key = keys.key(seed, purpose="sample", client=torch.arange(n))
         noise = keys.normal(key, *self.eta.shape, dtype=self.eta.dtype, device=self.eta.device)
         if not q.full:
             return q._mean() + noise * q.lam.rsqrt()

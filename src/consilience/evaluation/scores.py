@@ -281,7 +281,7 @@ def marginals(task: Task, q: Gaussian) -> dict[str, Any] | None:
     """What a posterior N(m, Σ) says of single weights, in a few numbers: histograms of log₁₀ sd and of log₁₀ |m|/sd,
     over all weights and by parameter; the share of weights with |m| > 2 sd, whose sign is known; and some weights.
     None if hardly anything of it is finite."""
-    mean, sd = q.mean.detach().cpu(), q.var.detach().cpu().sqrt()
+    mean, sd = q.mean.detach().cpu(), q.variance.detach().cpu().sqrt()
     if mean.dim() != 1 or not bool((mean.isfinite() & sd.isfinite() & (sd > 0)).any()):
         return None
     ratio = mean.abs() / sd

@@ -51,7 +51,7 @@ class Newton(Tilted):
             near = self.tolerance + rounding * theta.abs().amax(-1, keepdim=True)
             if bool(((theta - before).abs() <= near).all()):
                 break
-        return Gaussian.of(theta, 1 / tilted.var) if self.diagonal else tilted
+        return Gaussian.of(theta, 1 / tilted.variance) if self.diagonal else tilted
 
     def _expand(self, task: Task, theta: Tensor, cohort: Cohort) -> Gaussian:
         """p(D_k|θ) around θ to second order."""

@@ -39,7 +39,7 @@ class NGVI(Curved):
         running, decay = torch.zeros_like(mean), self.train.weight_decay
         for epoch in range(self.epochs):
             for step, (k, batch) in enumerate(cohort.epoch(self.train.epochs + epoch, self.batch_size)):
-                spread = Gaussian(cavity.eta, cohort.n * (running + decay) + cavity.lam).first(k).var.sqrt()
+                spread = Gaussian(cavity.eta, cohort.n * (running + decay) + cavity.lam).first(k).variance.sqrt()
                 fisher = torch.zeros_like(spread)
                 for draw in range(self.samples):
                     noise = cohort.noise(k, mean.shape[1], tag=f"ngvi {epoch} {step} {draw}")

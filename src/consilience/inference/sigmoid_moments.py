@@ -39,7 +39,7 @@ def sigmoid_moments(f: Tensor, mean: Tensor, var: Tensor, how: How = "derivative
 
 def sigmoid_site(f: Tensor, cavity: Gaussian, how: How = "derivative") -> Gaussian:
     """The Gaussian factor that stands for σ(f z) beside a cavity without correlations: tilted / cavity."""
-    mean, var = cavity.mean, cavity.var
+    mean, var = cavity.mean, cavity.variance
     pull, lost = _way(how)(f, mean, var)
     kept = 1 - lost
     return Gaussian((pull + mean * lost / var) / kept, lost / (kept * var))

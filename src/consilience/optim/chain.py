@@ -171,7 +171,7 @@ class Chain(ABC):
     ) -> None:
         """The step along the whole gradient, in place. It is elementwise: compiled, it is one pass over memory."""
         if prior is not None:
-            g = prior.pull(g, theta)
+            g = prior.add_energy_gradient(g, theta)
         elif self.weight_decay:
             g = torch.add(g, theta, alpha=self.weight_decay)
         if stiffness is not None:

@@ -262,7 +262,7 @@ def covariance_of(belief: Belief) -> Tensor | None:
     """As a matrix, if the belief has one."""
     if not isinstance(belief, Gaussian):
         return None
-    return belief.lam.inverse() if belief.full else belief.var.diag()
+    return belief.lam.inverse() if belief.full else belief.variance.diag()
 
 
 def distances(found: list[Belief], exact: Gaussian) -> tuple[Tensor, Tensor | None]:

@@ -57,7 +57,7 @@ class Reference:
         off = (belief.mean - self.mean).abs() / self.sd
         found = {"mean error": float(off.mean()), "worst mean error": float(off.max())}
         if isinstance(belief, Gaussian):
-            ratio = (belief.var.sqrt() / self.sd - 1).abs()
+            ratio = (belief.variance.sqrt() / self.sd - 1).abs()
             found |= {"sd error": float(ratio.mean()), "worst sd error": float(ratio.max())}
         return found
 

@@ -308,7 +308,7 @@ def curve_figure(found: Runs) -> Panels:
     run = learned[FEDNP].run
     weights = cast(FedNP, run.algorithm).weights(run.task, cast(Any, run.server))
     mean = drawn(FEDNP, x, weights.mean)
-    deviation = (powers(x.double().unsqueeze(1)).square() @ weights.var.double()).sqrt()
+    deviation = (powers(x.double().unsqueeze(1)).square() @ weights.variance.double()).sqrt()
     band = [
         Curve(label, mean.x, (torch.tensor(mean.y, dtype=torch.float64) + times * deviation).tolist())
         for label, times in (("+3 sd", 3), ("−3 sd", -3))

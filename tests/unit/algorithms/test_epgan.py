@@ -169,7 +169,7 @@ def case(components=1, history=False, **options):
     cavity = factors(components, WEIGHTS, seed=1) * Gaussian(torch.zeros(1).double(), torch.ones(1).double())
     theta = weights(task)
     theta[task.slice(SIGNAL)] *= 2
-    return method, task, theta, batch_of(), cavity.mean, cavity.var
+    return method, task, theta, batch_of(), cavity.mean, cavity.variance
 
 
 def prior_slope(method, task, theta, batch, mean, var):

@@ -200,7 +200,7 @@ def test_with_one_client_every_round_tilts_the_prior_afresh():
         f = f_by_hand(server.averaged.model.theta, one.data.x.double()[one.order])
         mean, var = tilted_by_hand(f, *flat_prior())
         torch.testing.assert_close(server.q.mean, mean, **EXACT)
-        torch.testing.assert_close(server.q.var, var, **EXACT)
+        torch.testing.assert_close(server.q.variance, var, **EXACT)
     assert (seen[3].q.mean - seen[0].q.mean).abs().max() > 0.01
 
 
@@ -242,7 +242,7 @@ def test_q_comes_near_the_true_posterior_of_z(damping, rounds):
     weight = logs.softmax(-1)
     mean = weight @ z
     torch.testing.assert_close(run.server.q.mean, mean, rtol=0, atol=0.01)
-    torch.testing.assert_close(run.server.q.var, weight @ z**2 - mean**2, rtol=0.02, atol=0)
+    torch.testing.assert_close(run.server.q.variance, weight @ z**2 - mean**2, rtol=0.02, atol=0)
 
 
 @settings(max_examples=12, deadline=None)
@@ -286,7 +286,7 @@ def test_every_cavity_begins_as_the_standard_normal(prior):
     server, states = fresh(method, adapted(method), train)
     cavity = server.q / states.factor
     torch.testing.assert_close(cavity.mean, torch.zeros(6, D).double(), rtol=0, atol=0)
-    torch.testing.assert_close(cavity.var, torch.ones(6, D).double(), rtol=1e-15, atol=0)
+    torch.testing.assert_close(cavity.variance, torch.ones(6, D).double(), rtol=1e-15, atol=0)
     sites = states.factor.product()
     torch.testing.assert_close(server.q.lam, sites.lam + float(prior))
     torch.testing.assert_close(1 / states.factor.lam, torch.full((6, D), math.inf if prior else 5.0).double())
@@ -307,9 +307,9 @@ def test_without_a_prior_q_runs_away_where_all_clients_agree():
         for prior in (True, False)
     )
     assert held.mean.abs().max() < 3
-    assert held.var.max() < 1
+    assert held.variance.max() < 1
     assert free.mean.abs().min() > 30
-    assert free.var.min() > 100
+    assert free.variance.min() > 100
 
 
 def test_damped_clients_that_turn_round_at_once_do_not_overshoot():
@@ -435,10 +435,10 @@ def test_predicted_weights_are_those_of_the_network_at_q():
     task, train, _ = blobs()
     run = learn(fednp(), task, train, rounds=3)
     belief = run.algorithm.weights(run.task, run.server)
-    mu, v = predicted_by_hand(run.posterior.mean, run.server.q.mean, run.server.q.var)
+    mu, v = predicted_by_hand(run.posterior.mean, run.server.q.mean, run.server.q.variance)
     assert len(mu) == 24  # three classes of eight features
     torch.testing.assert_close(belief.mean, mu, **EXACT)
-    torch.testing.assert_close(belief.var, v, **EXACT)
+    torch.testing.assert_close(belief.variance, v, **EXACT)
 
 
 def test_the_spring_draws_predictions_and_weights_together():
@@ -554,8 +554,8 @@ def test_a_site_without_precision_is_refused_and_counted(moments):
         answer, after = method.local(task, Told(cs.Point(theta), server.q), states, cohort)
     cavity = server.q / states.factor
     fs = torch.stack([f_by_hand(theta, train.client(k).x.double(), bound=6.0) for k in range(6)])
-    _, var = sigmoid_moments(fs, cavity.mean, cavity.var, moments)
-    bad = (var <= 0) | (var > cavity.var)
+    _, var = sigmoid_moments(fs, cavity.mean, cavity.variance, moments)
+    bad = (var <= 0) | (var > cavity.variance)
     assert int(acted["site refused"]) == int(bad.sum())
     assert bool(bad.any()) is (moments in ("corrected", "printed"))
     assert torch.equal(after.factor.lam[bad], states.factor.lam[bad])

@@ -103,7 +103,7 @@ def test_whoever_drops_out_or_is_lost_q_stays_the_product_of_the_sites(events, i
             network.lose(event)
         else:
             network.round(*event)
-        assert float(network.beside.length / network.q.length) < 1e-9
+        assert float(network.beside.norm / network.q.norm) < 1e-9
 
 
 @pytest.mark.parametrize(("damping", "rounds"), [(1.0, 1), (None, 100)])
@@ -114,7 +114,7 @@ def test_a_client_that_was_lost_and_takes_part_again_is_heard_as_before(damping,
     everything = posterior(network.federation, range(K))
     assert_same(network.q, everything)
     network.lose(LOST)
-    assert float((network.q / everything).length) > 1
+    assert float((network.q / everything).norm) > 1
     for _ in range(rounds):
         network.round(range(K))
     assert_same(network.q, everything)
@@ -137,6 +137,6 @@ def test_with_memory_what_q_has_beside_its_sites_stays_as_it_was(server):
     for invited in ((0, 1), (1, 2), (0, 3), (1, 3)):
         network.round(invited)
     beside = network.beside
-    assert float(beside.length / network.q.length) > 1e-3
+    assert float(beside.norm / network.q.norm) > 1e-3
     network.lose(LOST)
     assert_same(network.beside, beside)

@@ -162,7 +162,7 @@ def test_sites_multiply_to_the_global_posterior(world, infer, server):
 def test_with_momentum_the_gap_between_q_and_its_sites_is_measured(world):
     run = fit(cs.FedEP(LAPLACE, cs.server.Momentum(0.5, 0.9)), world, rounds=6, cohort=2, debug=True)
     product, q = everyone(run).factor.product(), run.posterior
-    gap = float((product / q).length / q.length)
+    gap = float((product / q).norm / q.norm)
     assert gap > 1e-3
     assert run.history[-1]["audit"]["q_apart_from_sites"] == pytest.approx(gap)
     assert run.history[0]["audit"]["q_apart_from_sites"] < 1e-12  # the first step has no past
@@ -251,19 +251,19 @@ def updates(algorithm, world):
 def test_a_clipped_update_has_the_length_asked_for_and_its_direction(world, kind):
     infer = LAPLACE
     free = updates(kind(infer, damping=1.0), world)
-    longest = float(free.length.median())
+    longest = float(free.norm.median())
     clipped = updates(kind(infer, damping=1.0, clip=longest), world)
     for k in range(K):
-        share = min(1.0, longest / float(free.length[k]))
+        share = min(1.0, longest / float(free.norm[k]))
         assert_same(rows(clipped, k), rows(free, k) ** share)
-    assert float(clipped.length.max()) == pytest.approx(longest)
+    assert float(clipped.norm.max()) == pytest.approx(longest)
 
 
 def test_damping_comes_after_the_clip(world):
     infer = LAPLACE
-    longest = 0.1 * float(updates(cs.FedEP(infer, damping=1.0), world).length.min())
+    longest = 0.1 * float(updates(cs.FedEP(infer, damping=1.0), world).norm.min())
     damped = updates(cs.FedEP(infer, clip=longest), world)
-    torch.testing.assert_close(damped.length, torch.full((K, 1), longest / K, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(damped.norm, torch.full((K, 1), longest / K, dtype=torch.float64), **EXACT)
 
 
 def test_clipped_updates_are_counted(world):
@@ -279,7 +279,7 @@ def test_a_single_client_s_posterior_is_the_exact_one(world, diagonal):
     q = fit(cs.FedEP(cs.inference.Newton(diagonal=diagonal), damping=1.0, prior=PRIOR), alone).posterior
     exact = pooled(world[1])
     torch.testing.assert_close(q.mean, exact.mean, **EXACT)
-    torch.testing.assert_close(q.var, exact.var, **EXACT)
+    torch.testing.assert_close(q.variance, exact.variance, **EXACT)
 
 
 @pytest.mark.parametrize(

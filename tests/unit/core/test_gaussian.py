@@ -52,14 +52,14 @@ forms = pytest.mark.parametrize("form", FORMS)
 @pairs
 def test_a_product_has_the_product_of_densities(a, b):
     q, p, theta = gaussian(a, seed=1), gaussian(b, seed=5), draws(20, P, seed=9)
-    assert_constant((q * p).log_density(theta) - q.log_density(theta) - p.log_density(theta))
+    assert_constant((q * p).log_prob(theta) - q.log_prob(theta) - p.log_prob(theta))
 
 
 @pairs
 def test_a_quotient_has_the_quotient_of_densities(a, b):
     q, p, theta = gaussian(a, seed=1), gaussian(b, seed=5), draws(20, P, seed=9)
     q = q**50  # sharper than p, so that q / p is proper
-    assert_constant((q / p).log_density(theta) - q.log_density(theta) + p.log_density(theta))
+    assert_constant((q / p).log_prob(theta) - q.log_prob(theta) + p.log_prob(theta))
 
 
 @pairs
@@ -73,7 +73,7 @@ def test_quotient_undoes_product(a, b):
 @forms
 def test_a_power_has_the_power_of_the_density(form):
     q, theta = gaussian(form), draws(20, P, seed=9)
-    assert_constant((q**0.3).log_density(theta) - 0.3 * q.log_density(theta))
+    assert_constant((q**0.3).log_prob(theta) - 0.3 * q.log_prob(theta))
 
 
 @forms
@@ -97,8 +97,8 @@ def test_a_shared_factor_to_the_power_of_each_client_has_a_client_axis(form):
 def test_the_product_over_clients_multiplies_their_weighted_densities(form, weights):
     q, theta = gaussian(form, K), draws(20, P, seed=9)
     w = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-    expected = sum((1 if w is None else w[k, 0]) * Gaussian(q.eta[k], q.lam[k]).log_density(theta) for k in range(K))
-    assert_constant(q.product(w).log_density(theta) - expected)
+    expected = sum((1 if w is None else w[k, 0]) * Gaussian(q.eta[k], q.lam[k]).log_prob(theta) for k in range(K))
+    assert_constant(q.product(w).log_prob(theta) - expected)
 
 
 @pytest.mark.parametrize("form", ["scalar", "diagonal"])
@@ -131,10 +131,10 @@ def test_moments_are_those_of_torch_distributions(form, clients):
     mean, lam = draws(*clients, P, seed=3), precision(form, *clients)
     q = Gaussian.of(mean, lam)
     torch.testing.assert_close(q.mean, mean, **EXACT)
-    torch.testing.assert_close(q.var, reference(q).variance, **EXACT)
+    torch.testing.assert_close(q.variance, reference(q).variance, **EXACT)
     torch.testing.assert_close(q.entropy(), reference(q).entropy(), **EXACT)
     theta = draws(7, *clients, P, seed=4)
-    torch.testing.assert_close(q.log_density(theta), reference(q).log_prob(theta), **EXACT)
+    torch.testing.assert_close(q.log_prob(theta), reference(q).log_prob(theta), **EXACT)
 
 
 @pytest.mark.parametrize("clients", [(), (K,)])
@@ -160,9 +160,9 @@ def test_float32_is_float64_up_to_rounding(form):
     theta = draws(P, seed=9)
     for a, b in [
         (short.mean, q.mean),
-        (short.var, q.var),
+        (short.variance, q.variance),
         (short.entropy(), q.entropy()),
-        (short.log_density(theta.float()), q.log_density(theta)),
+        (short.log_prob(theta.float()), q.log_prob(theta)),
         (short.kl(other), q.kl(p)),
     ]:
         assert a.dtype == torch.float32
@@ -203,7 +203,9 @@ def test_samples_have_the_moments_of_the_density(form):
         white = (theta[:, k] - one.mean) @ root  # covariance Λ⁻¹ becomes the identity
         assert float(white.mean(0).abs().max()) < 5 / count**0.5
         torch.testing.assert_close(white.mT @ white / count, torch.eye(P).double(), rtol=0, atol=7 / count**0.5)
-    across = (theta[:, 0] - q.mean[0]).mT @ (theta[:, 1] - q.mean[1]) / count / q.var[0].sqrt() / q.var[1].sqrt()
+    across = (
+        (theta[:, 0] - q.mean[0]).mT @ (theta[:, 1] - q.mean[1]) / count / q.variance[0].sqrt() / q.variance[1].sqrt()
+    )
     assert float(across.abs().max()) < 10 / count**0.5  # clients' draws are their own
 
 
@@ -225,13 +227,13 @@ def test_sampling_leaves_the_global_generator_alone():
 def test_the_slope_is_the_gradient_of_the_energy(form):
     q, theta = gaussian(form, K), draws(K, P, seed=8).requires_grad_()
     (expected,) = torch.autograd.grad(-log_factor(q, theta).sum(), theta)
-    torch.testing.assert_close(q.slope(theta), expected, **EXACT)
+    torch.testing.assert_close(q.energy_gradient(theta), expected, **EXACT)
 
 
 def test_the_slope_needs_no_proper_factor():
     q, theta = Gaussian(draws(P), -precision("full")), draws(P, seed=8).requires_grad_()
     (expected,) = torch.autograd.grad(-log_factor(q, theta), theta)
-    torch.testing.assert_close(q.slope(theta), expected, **EXACT)
+    torch.testing.assert_close(q.energy_gradient(theta), expected, **EXACT)
 
 
 @forms
@@ -281,7 +283,7 @@ def test_moments_of_an_improper_full_gaussian_are_finite_and_count_once(dtype, s
         root = draws(K, size, size, seed=seed, dtype=dtype)
         q = Gaussian(draws(K, size, seed=99, dtype=dtype), 100 * (root + root.mT))
         low = int((torch.linalg.eigvalsh(q.lam) < FLOOR).sum())
-        for moment in ("mean", "var", "entropy"):
+        for moment in ("mean", "variance", "entropy"):
             with guards.watch() as counts:
                 value = getattr(q, moment)
                 value = value() if callable(value) else value
@@ -290,7 +292,7 @@ def test_moments_of_an_improper_full_gaussian_are_finite_and_count_once(dtype, s
         with guards.watch() as counts:
             assert bool(q.sample(2).isfinite().all())
             assert int(counts["precision floor"]) == low
-            assert bool(q.log_density(torch.zeros(size, dtype=dtype)).isfinite().all())
+            assert bool(q.log_prob(torch.zeros(size, dtype=dtype)).isfinite().all())
             assert int(counts["precision floor"]) == 2 * low
 
 
@@ -299,7 +301,7 @@ def test_a_client_that_is_not_finite_spoils_its_own_moments_only():
     lam = q.lam.clone()
     lam[1, 0, 2] = torch.nan
     broken = Gaussian(q.eta, lam)
-    for value, fine in [(broken.mean, q.mean), (broken.var, q.var), (broken.entropy(), q.entropy())]:
+    for value, fine in [(broken.mean, q.mean), (broken.variance, q.variance), (broken.entropy(), q.entropy())]:
         assert not value[1].isfinite().any()
         torch.testing.assert_close(value[[0, 2]], fine[[0, 2]], **EXACT)
 
@@ -355,7 +357,7 @@ def test_a_diagonal_gaussian_is_a_product_of_normals():
     q = gaussian("diagonal")
     theta = draws(5, P)
     expected = Normal(q.mean, q.lam.rsqrt()).log_prob(theta).sum(-1)
-    torch.testing.assert_close(q.log_density(theta), expected, **EXACT)
+    torch.testing.assert_close(q.log_prob(theta), expected, **EXACT)
 
 
 @pytest.mark.parametrize("clients", [(), (K,)])
@@ -363,22 +365,22 @@ def test_a_diagonal_gaussian_is_a_product_of_normals():
 def test_the_length_is_that_of_all_natural_parameters_in_one_vector(form, clients):
     q = gaussian(form, *clients)
     one_vector = torch.cat([q.eta.reshape(*clients, -1), q.lam.reshape(*clients, -1)], -1)
-    assert q.length.shape == (*clients, 1)
-    torch.testing.assert_close(q.length, one_vector.norm(dim=-1, keepdim=True), **EXACT)
+    assert q.norm.shape == (*clients, 1)
+    torch.testing.assert_close(q.norm, one_vector.norm(dim=-1, keepdim=True), **EXACT)
 
 
 @forms
 def test_a_clipped_factor_has_the_length_asked_for_and_its_direction(form):
     q = gaussian(form, K) ** torch.tensor([[0.01], [1.0], [100.0]], dtype=torch.float64)
-    longest = float(q.length[1]) * 0.9
+    longest = float(q.norm[1]) * 0.9
     with guards.watch() as counts:
         clipped = q.clip(longest)
     assert int(counts["update clipped"]) == 2
     assert torch.equal(clipped.eta[0], q.eta[0])
     assert torch.equal(clipped.lam[0], q.lam[0])
-    torch.testing.assert_close(clipped.length[1:, 0], torch.full((2,), longest, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(clipped.norm[1:, 0], torch.full((2,), longest, dtype=torch.float64), **EXACT)
     for k in (1, 2):
-        share = longest / float(q.length[k])
+        share = longest / float(q.norm[k])
         torch.testing.assert_close(clipped.eta[k], share * q.eta[k], **EXACT)
         torch.testing.assert_close(clipped.lam[k], share * q.lam[k], **EXACT)
 

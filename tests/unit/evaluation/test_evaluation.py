@@ -392,7 +392,7 @@ def test_marginals_are_those_of_every_kind_of_precision() -> None:
         assert found is not None, kind
         assert json.loads(json.dumps(found)) == found
         assert found["weights"] == task.size == 9
-        assert found["known"] == pytest.approx(float((mean.abs() > 2 * q.var.sqrt()).double().mean()))
+        assert found["known"] == pytest.approx(float((mean.abs() > 2 * q.variance.sqrt()).double().mean()))
         assert [t["name"] for t in found["tensors"]] == ["weight", "bias"]
         for name in ("sd", "ratio"):
             edges, whole = found["edges"][name], found["all"][name]
@@ -400,11 +400,11 @@ def test_marginals_are_those_of_every_kind_of_precision() -> None:
             assert (len(edges), sum(whole)) == (31, 9)
             parts = [tensor[name] for tensor in found["tensors"]]
             assert [sum(column) for column in zip(*parts, strict=True)] == whole
-        assert found["edges"]["sd"][0] < math.log10(float(q.var.sqrt().min()))
+        assert found["edges"]["sd"][0] < math.log10(float(q.variance.sqrt().min()))
         shown = {example["name"]: (example["mean"], example["sd"]) for example in found["examples"]}
         assert len(shown) == 8
-        assert shown["weight[0, 0]"] == pytest.approx((mean[0].item(), q.var[0].sqrt().item()))
-        assert shown["bias[2]"] == pytest.approx((mean[8].item(), q.var[8].sqrt().item()))
+        assert shown["weight[0, 0]"] == pytest.approx((mean[0].item(), q.variance[0].sqrt().item()))
+        assert shown["bias[2]"] == pytest.approx((mean[8].item(), q.variance[8].sqrt().item()))
 
 
 def test_at_most_twelve_parameters_are_listed_and_they_are_the_largest() -> None:

@@ -80,7 +80,7 @@ def test_diagonal_newton_keeps_the_mean_and_every_variance(form):
     assert not marginals.full
     torch.testing.assert_close(marginals.mean, whole.mean, **EXACT)
     for k in range(K):
-        torch.testing.assert_close(marginals.var[k], exact(cohort, cavity, k).lam.inverse().diagonal(), **EXACT)
+        torch.testing.assert_close(marginals.variance[k], exact(cohort, cavity, k).lam.inverse().diagonal(), **EXACT)
 
 
 def coins(features=3, seed=2):
@@ -102,7 +102,7 @@ def test_newton_finds_where_a_logistic_posterior_is_flat_and_how_it_curves_there
         x, y = own(cohort, k)
         theta = tilted.mean[k]
         p = (x @ theta).sigmoid()
-        slope = x.mT @ (p - y) + rows(cavity, k).slope(theta)
+        slope = x.mT @ (p - y) + rows(cavity, k).energy_gradient(theta)
         assert float(slope.abs().max()) < 1e-9
         prior = rows(cavity, k).lam if form == "full" else rows(cavity, k).lam.expand(P).diag()
         torch.testing.assert_close(tilted.lam[k], (x.mT * (p * (1 - p))) @ x + prior, **EXACT)
@@ -197,7 +197,7 @@ def test_mcmc_s_precision_is_as_long_as_identity_s_and_as_uneven_as_the_samples(
     identity = cs.inference.Identity(infer.train, scale=0.7)(task, cavity, start, cohort)
     torch.testing.assert_close(tilted.lam.norm(dim=1), identity.lam.norm(dim=1), **EXACT)
     variances = scatter(infer, task, cavity, start, cohort)
-    by_samples = tilted.var.gather(1, variances.argsort(1))
+    by_samples = tilted.variance.gather(1, variances.argsort(1))
     assert bool((by_samples.diff(dim=1) >= -1e-15).all())
     assert bool((by_samples[:, -1] > 1.5 * by_samples[:, 0]).all())
 
@@ -231,7 +231,7 @@ def test_a_true_sampler_s_variances_are_the_exact_ones(chain):
     posterior = exact(cohort, cavity, 0)
     infer = cs.inference.MCMC(replace(chain, batch_size=n), shrink=1e-9, rescale=False)
     tilted = infer(task.prepare(dtype=torch.float64), cavity, posterior.mean, cohort)
-    torch.testing.assert_close(tilted.var.mean(0), posterior.var, rtol=0.12, atol=0)
+    torch.testing.assert_close(tilted.variance.mean(0), posterior.variance, rtol=0.12, atol=0)
     torch.testing.assert_close(tilted.mean.mean(0), posterior.mean, rtol=0, atol=0.05)
 
 

@@ -232,7 +232,7 @@ class EPGAN(Players):
     def _by_signal(self, task: Adversarial, w: Tensor, cavity: Gaussian, cohort: Cohort) -> tuple[Tensor, Gaussian]:
         """What was played, and tilted / cavity by f over all of the data."""
         shape = (len(cohort), *cavity.eta.shape[-2:])
-        mean, var = (value.expand(shape).contiguous() for value in (cavity.mean, cavity.var))
+        mean, var = (value.expand(shape).contiguous() for value in (cavity.mean, cavity.variance))
         played = self.play(self.loss, task, w, cohort, mean, var)
         trained, size = played[:, : task.slice(SIGNAL).stop], max(self.train.batch_size, AT_ONCE)
         heard = cohort.mean(task.vectorize(self.heard_plainly), trained, size)
@@ -285,8 +285,8 @@ class EPGAN(Players):
                 product, any_site = product * group.product(), True
         if not any_site:
             return {}
-        length = server.sites.length.sum().clamp_min(1e-3)
-        gap = float((server.sites / product).length.sum() / length)  # earlier rounding stays
+        length = server.sites.norm.sum().clamp_min(1e-3)
+        gap = float((server.sites / product).norm.sum() / length)  # earlier rounding stays
         if gap > 1e-3:
             raise ConsilienceError(f"the prior is not the product of the sites: they differ by {gap:.2g} of its length")
         return {"sites_apart": gap}
