@@ -27,7 +27,7 @@ class Contestant:
     def __init__(self, algorithm, task, federation, cohort, initial=None, plan=None, engine=None):
         self.algorithm, self.cohort = algorithm, cohort
         self.session = (engine or Simulator(device="cpu")).open(
-            algorithm, algorithm.adapt(task), federation, seed=0, cohort=cohort, rounds=1000, plan=plan
+            algorithm, algorithm.adapt(task, 0), federation, seed=0, cohort=cohort, rounds=1000, plan=plan
         )
         ready, sizes = self.session.task, federation.sizes
         counts = (torch.tensor(value) for value in (0, len(federation), federation.examples))

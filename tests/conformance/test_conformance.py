@@ -172,7 +172,7 @@ def test_a_cohort_is_the_same_as_its_clients_one_by_one(algorithm, plan, task, f
 
 @every
 def test_the_order_of_clients_changes_nothing(algorithm, task, federation):
-    task, federation = algorithm.adapt(task), algorithm.arrange(federation)
+    task, federation = algorithm.adapt(task, 0), algorithm.arrange(federation)
     shares = []
     for ids in (torch.arange(len(federation)), torch.arange(len(federation)).flip(0)):
         engine = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
@@ -192,7 +192,7 @@ def begin(algorithm, task, federation, initial=None):
 
 def one_round(algorithm, task, federation):
     """(server, message, states, update, new states) of one round of all clients."""
-    task, federation = algorithm.adapt(task).prepare(dtype=torch.float64), algorithm.arrange(federation)
+    task, federation = algorithm.adapt(task, 0).prepare(dtype=torch.float64), algorithm.arrange(federation)
     server, states, _ = begin(algorithm, task, federation)
     ids = federation.sizes.argsort(descending=True)
     cohort = cs.data.Cohort(federation, ids, round=1, round_size=len(ids), seed=0, dtype=task.dtype)
@@ -221,7 +221,7 @@ def test_local_is_pure(algorithm, task, federation):
         for (name, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
             assert torch.equal(x, y), name
     server = first[0]
-    fresh = begin(algorithm, algorithm.adapt(task).prepare(dtype=torch.float64), algorithm.arrange(federation))[0]
+    fresh = begin(algorithm, algorithm.adapt(task, 0).prepare(dtype=torch.float64), algorithm.arrange(federation))[0]
     for (name, x), (_, y) in zip(leaves(server), leaves(fresh), strict=True):
         assert torch.equal(x, y), f"local changed the server's {name} in place"
 
@@ -285,7 +285,7 @@ def poisoned(algorithm):
 def test_a_client_that_sends_nan_is_left_out_and_named(algorithm, task, federation):
     if len(algorithm.arrange(federation)) < 3:
         pytest.skip("a reference with one client has nobody to leave out")
-    task = algorithm.adapt(task).prepare(dtype=torch.float64)
+    task = algorithm.adapt(task, 0).prepare(dtype=torch.float64)
     server, states, _ = begin(algorithm, task, federation)
     updates = []
     for method, who in ((poisoned(algorithm), range(7)), (algorithm, (0, 1, 3, 4, 5, 6))):

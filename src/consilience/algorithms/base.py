@@ -58,8 +58,9 @@ class Algorithm(ABC):
         """As spelt in papers' tables."""
         return type(self).__name__
 
-    def adapt(self, task: Task) -> Task:
-        """The task that this method trains; append networks here with `task.extend`."""
+    def adapt(self, task: Task, seed: int) -> Task:
+        """The task that this method trains. Append networks here with `task.extend`; draw their weights inside
+        `keys.seeded(seed, purpose="networks")`, so that every engine and every site of a run gets the same ones."""
         return task
 
     def arrange(self, federation: Federation) -> Federation:

@@ -37,7 +37,7 @@ class Ensemble(Alone):
         """Both kinds are in the papers' tables."""
         return "Ensemble by class" if self.by_class else "Ensemble"
 
-    def adapt(self, task: Task) -> Task:
+    def adapt(self, task: Task, seed: int) -> Task:
         """The same, if it has something to predict, and classes where it should weight by them."""
         task.need_labels()
         if self.by_class and task.kind != "classification":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.shared.averaging import Server as Averaged
 from consilience.algorithms.shared.averaging import continued
-from consilience.core import guards
+from consilience.core import guards, keys
 from consilience.core.errors import ConfigError, ConsilienceError, TaskError, check_word, nearest
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
@@ -123,16 +123,15 @@ class FedNP(Algorithm):
         """The ablation is a method of its own."""
         return "FedNP, f = 0" if self.signal == "nothing" else "FedNP"
 
-    def adapt(self, task: Task) -> Task:
-        """Append the network of f and the natural-parameter network. They begin alike in every run."""
+    def adapt(self, task: Task, seed: int) -> Task:
+        """Append the network of f and the natural-parameter network."""
         task.need_labels()
         if task.head is None:
             raise TaskError("FedNP needs a linear layer, whose weights it can predict, but the module has none")
         head = task.module.get_submodule(task.head)
         heard = int(head.in_features) if self.signal == "features" else 1  # type: ignore[arg-type]
         predicted = task.slice(parameter=self._weights(task))
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(0)
+        with keys.seeded(seed, purpose="networks"):
             layers: list[nn.Module] = [nn.Linear(self.signal_hidden or heard, self.latent)]
             if self.signal_hidden:
                 layers = [nn.Linear(heard, self.signal_hidden), nn.Tanh(), *layers]

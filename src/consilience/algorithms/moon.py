@@ -51,7 +51,7 @@ class MOON(Algorithm):
         if not self.temperature > 0:
             raise ConfigError(f"temperature must be positive, got {self.temperature}")
 
-    def adapt(self, task: Task) -> Task:
+    def adapt(self, task: Task, seed: int) -> Task:
         """The same, if it has features to compare."""
         if task.head is None:
             raise TaskError("MOON compares the features before the last linear layer, but the module has no such layer")

@@ -58,7 +58,7 @@ class PFNM(Alone):
         """That of the clustering."""
         return self.how.name
 
-    def adapt(self, task: Task) -> Task:
+    def adapt(self, task: Task, seed: int) -> Task:
         """The same; a module that is no chain is refused before anything is written."""
         Stack.of(task.module)
         return task

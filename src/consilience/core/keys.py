@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -108,6 +109,15 @@ def sample(key: Tensor, population: int, count: int) -> Tensor:
 def generator(key: Tensor, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of one scalar key, for draws that torch does best itself."""
     return torch.Generator(device).manual_seed(int(_shift(key, 1)))
+
+
+@contextmanager
+def seeded(seed: int, *, purpose: str) -> Iterator[None]:
+    """Seed torch's global generator on the CPU by (seed, purpose) inside a `with` block and restore it afterwards. For
+    weights of new networks, whose initialisers accept no generator."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(int(_shift(key(seed, purpose=purpose), 1)))
+        yield
 
 
 def normal(key: Tensor, *shape: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:

@@ -114,7 +114,7 @@ class Site:
 
     def _compute(self, order: Order, message: Tree, state: Tree) -> tuple[Answer, Work | None]:
         algorithm = phases(self.method)[order.stage].algorithm
-        task, cohort = self._prepared(algorithm, order.precision), self._cohort(order)
+        task, cohort = self._prepared(algorithm, order), self._cohort(order)
         share = compute(algorithm, task, message, state, cohort)
         if share.rejected:
             return Answer(kind="refused", reason=share.rejected[order.client], guards=share.guards), None
@@ -122,9 +122,13 @@ class Site:
         work = Work(to(share.update, "cpu"), share.states)
         return Answer(kind="done", notes=notes, guards=share.guards), work
 
-    def _prepared(self, algorithm: Algorithm, precision: str) -> Task:
-        return algorithm.adapt(self.task).prepare(
-            torch.device(self.device), PRECISIONS[precision], compile=False, bf16=precision == "bf16", chunk=1
+    def _prepared(self, algorithm: Algorithm, order: Order) -> Task:
+        return algorithm.adapt(self.task, order.seed).prepare(
+            torch.device(self.device),
+            PRECISIONS[order.precision],
+            compile=False,
+            bf16=order.precision == "bf16",
+            chunk=1,
         )
 
     def _cohort(self, order: Order) -> Cohort:

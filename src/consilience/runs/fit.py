@@ -66,7 +66,7 @@ def fit(
             raise ConfigError("outside is compared with the test data: pass test= as well")
         check_unlabelled(task, outside)
     engine = engine or Simulator()
-    stages = _stages(algorithm, task, federation, rounds)
+    stages = _stages(algorithm, task, federation, rounds, seed)
     who = identity(algorithm, stages[0].task, stages[0].federation, cohort, seed, engine.precision)
     facts = _facts(algorithm, stages[0], len(stages), rounds, cohort, seed, who)
     with engine.started() as (simulator, ranks), ExitStack() as held:
@@ -117,9 +117,11 @@ def _must_agree(ranks: Ranks, who: Any) -> None:
         raise ConfigError(f"{who_does} not run what rank 0 runs{what}. All need the same seeds, data and settings")
 
 
-def _stages(method: Method, task: Task, federation: Federation, rounds: int) -> list[Stage]:
+def _stages(method: Method, task: Task, federation: Federation, rounds: int, seed: int) -> list[Stage]:
     stages = [
-        Stage(p.algorithm, p.algorithm.adapt(task), p.algorithm.arrange(federation), min(rounds, p.last or rounds))
+        Stage(
+            p.algorithm, p.algorithm.adapt(task, seed), p.algorithm.arrange(federation), min(rounds, p.last or rounds)
+        )
         for p in phases(method)
     ]
     if len({(stage.task.size, id(stage.federation)) for stage in stages}) > 1:

@@ -34,7 +34,7 @@ def epgan(train=SGD, **options):
 
 
 def adapted(method):
-    return method.adapt(game()).prepare(dtype=torch.float64)
+    return method.adapt(game(), 0).prepare(dtype=torch.float64)
 
 
 def started(method, task, clients=3, theta=None):

@@ -27,7 +27,7 @@ SIZES = (9, 5, 2)
 
 
 def adapted(method, **options):
-    return method.adapt(game(**options)).prepare(dtype=torch.float64)
+    return method.adapt(game(**options), 0).prepare(dtype=torch.float64)
 
 
 def started(method, task, federation, theta=None):

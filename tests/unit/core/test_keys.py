@@ -232,6 +232,18 @@ def test_the_global_generator_is_neither_read_nor_moved():
     assert all(torch.equal(a, b) for a, b in zip(first, everything(), strict=True))
 
 
+def test_a_seeded_block_draws_by_seed_and_purpose_and_restores_the_global_generator():
+    def drawn(seed, purpose="networks"):
+        with keys.seeded(seed, purpose=purpose):
+            return torch.rand(3)
+
+    before = torch.get_rng_state()
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    assert not torch.equal(drawn(1), drawn(1, "other"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_integers_are_the_same_on_every_device():
     clients = torch.arange(5)

@@ -132,16 +132,15 @@ class EPGAN(Players):
         """What is said of M weights, to all that it is said of: [..., M] to [..., P]."""
         return value if self.apart else task.all(value)
 
-    def adapt(self, task: Task) -> Task:
-        """Append the network of f, then the past. It begins alike in every run."""
+    def adapt(self, task: Task, seed: int) -> Task:
+        """Append the network of f, then the past."""
         players = adversarial(task, self.name)
         if self.sites == "signal":
             outputs = self.components if self.components == 1 else 2 * self.components
-            with torch.random.fork_rng(devices=()):
-                torch.manual_seed(0)
+            with keys.seeded(seed, purpose="networks"):
                 first, last = nn.Linear(players.features, self.hidden), nn.Linear(self.hidden, outputs)
             players = players.extend(**{SIGNAL: nn.Sequential(first, nn.ReLU(), last)})
-        return super().adapt(players)
+        return super().adapt(players, seed)
 
     def start(self, task: Adversarial, info: Info) -> Priored:
         """The modules' own weights, and sites that say nothing; printed, p₀ itself."""

@@ -49,7 +49,7 @@ class F2A(Algorithm):
             raise ConfigError(f"steps must be at least 1 and beta not negative, got {self.steps} and {self.beta}")
         check_maker(self.maker)
 
-    def adapt(self, task: Task) -> Task:
+    def adapt(self, task: Task, seed: int) -> Task:
         """As it is, or with one player each."""
         return adversarial(task, self.name, self.single)
 

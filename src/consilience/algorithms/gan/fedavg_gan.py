@@ -51,7 +51,7 @@ class FedAvgGAN(Algorithm):
         """As in the papers."""
         return "FedAvg-GAN"
 
-    def adapt(self, task: Task) -> Task:
+    def adapt(self, task: Task, seed: int) -> Task:
         """As it is, or with one player each."""
         return adversarial(task, self.name, self.single)
 

@@ -55,7 +55,7 @@ class Players(Algorithm):
         if not 0 <= self.interpolate < 1:
             raise ConfigError(f"interpolate must lie in [0, 1), got {self.interpolate}")
 
-    def adapt(self, task: Task) -> Task:
+    def adapt(self, task: Task, seed: int) -> Task:
         """Append what is remembered of the past, last."""
         players = adversarial(task, self.name, self.single)
         return players.extend(**{PAST: players.part(HEADS)}) if self.history else players

@@ -41,9 +41,9 @@ class Wrapping(Algorithm):
         """The server with another state of the method's own."""
         return inner
 
-    def adapt(self, task: Task) -> Task:
+    def adapt(self, task: Task, seed: int) -> Task:
         """The method's."""
-        return self.method.adapt(task)
+        return self.method.adapt(task, seed)
 
     def arrange(self, federation: Federation) -> Federation:
         """The method's."""
