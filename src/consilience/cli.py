@@ -109,7 +109,7 @@ def run(
     """
     import tomli_w
 
-    from consilience.config.schema import read_config
+    from consilience.config import read_config
     from consilience.core.files import explained, write_atomically
     from consilience.runs.fit import fit
     from consilience.runs.run import Callback
@@ -186,7 +186,7 @@ def compare(
     ranges, on a fifth of the first seed's training data that the trials do not learn from; then all seeds are run with
     its best settings. Ctrl-C saves; `--resume` goes on, also with tuning.
     """
-    from consilience.config.schema import read_config
+    from consilience.config import read_config
     from consilience.studies.compare import compare as compare_methods
 
     listed = [f"compare.algorithms={json.dumps(algorithms.split(','))}"] if algorithms else []
@@ -271,7 +271,7 @@ def list_(
     """What there is to choose from."""
     import inspect
 
-    from consilience.config.schema import ALGORITHMS, PARTITIONS
+    from consilience.config.build import ALGORITHMS, PARTITIONS
     from consilience.data import DATASETS
     from consilience.models import MODELS
     from consilience.recipes import RECIPES
@@ -304,7 +304,7 @@ def new(
     The config's data are read once, to see what an example looks like; its partition says how many sites there are.
     Next: README.md in DIR.
     """
-    from consilience.config.schema import read_config
+    from consilience.config import read_config
     from consilience.flower.deployment.new import write_app
 
     for file in write_app(directory, read_config(config, set_)):

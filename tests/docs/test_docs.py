@@ -16,7 +16,7 @@ import yaml
 
 import consilience as cs
 from consilience import cli
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.recipes import RECIPES
 from support.scenarios import blobs
 

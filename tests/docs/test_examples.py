@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.core.errors import DataError
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import consilience as cs
-from consilience.config.schema import Deployed, read_config, read_deployment
+from consilience.config import LoadedDeployment, read_config, read_deployment
 from consilience.core import records
 from consilience.core.errors import ConfigError, DataError
 from consilience.data.site import read_site
@@ -111,7 +111,7 @@ def federation(**changes: Any) -> dict[str, Any]:
 
 def test_a_deployment_knows_its_network_and_method_without_any_data(config: Any) -> None:
     deployed = read_deployment(config(model={"name": "mlp", "hidden": [5]}))
-    one, same, other = (deployed.task_for(seed) for seed in (1, 1, 2))
+    one, same, other = (deployed.task(seed) for seed in (1, 1, 2))
     assert one.size == 3 * 5 + 5 + 5 * 2 + 2
     assert torch.equal(one.initial(), same.initial())
     assert not torch.equal(one.initial(), other.initial())
@@ -123,7 +123,7 @@ def test_a_deployment_knows_its_network_and_method_without_any_data(config: Any)
 
 def test_cropping_changes_what_the_model_is_built_for(config: Any) -> None:
     sections = {"task": {"augment": [{"name": "Crop", "size": 6}]}, **federation(inputs=[1, 8, 8])}
-    assert read_deployment(config(**sections)).task_for(0).module[1].in_features == 36
+    assert read_deployment(config(**sections)).task(0).module[1].in_features == 36
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def simulated(deployed: Any, parts: dict[str, Any]) -> cs.runs.Run:
     """Two rounds of what an app holds, on the sites' own data, in one place."""
     return cs.fit(
         deployed.algorithm(),
-        deployed.task_for(0),
+        deployed.task(0),
         cs.Federation.from_silos({name: part.train for name, part in parts.items()}),
         rounds=2,
         engine=cs.Simulator(device="cpu", chunk=1, workers=1, precision="float64"),
@@ -335,7 +335,7 @@ def test_every_config_of_the_examples_becomes_an_app_whose_method_is_the_same(tm
         write_app(tmp_path / name, loaded)
         deployed = read_deployment(tmp_path / name / f"{name}_app" / "config.toml")
         assert deployed.algorithm() == loaded.algorithm()
-        assert torch.equal(deployed.task_for(0).initial(), loaded.setting(0).task.initial())
+        assert torch.equal(deployed.task(0).initial(), loaded.setting(0).task.initial())
 
 
 REFUSED: dict[str, tuple[str, list[str], str]] = {
@@ -524,8 +524,8 @@ def test_the_seed_of_the_run_is_that_of_every_sites_network(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds = []
-    build = Deployed.task_for
-    monkeypatch.setattr(Deployed, "task_for", lambda self, seed: seeds.append(seed) or build(self, seed))
+    build = LoadedDeployment.task
+    monkeypatch.setattr(LoadedDeployment, "task", lambda self, seed: seeds.append(seed) or build(self, seed))
     app = deployment(config(site={})).client_app(lambda: cs.Dataset(torch.ones(4, 3), torch.tensor([0, 1, 0, 1])))
     monkeypatch.chdir(tmp_path)
     MemoryGrid()  # there must be a task for messages to be of
@@ -576,7 +576,7 @@ def test_a_node_without_data_is_told_how_to_start(config: Any) -> None:
 
 def introduced(app: Any, load: Any, folder: Path, **node: Any) -> Any:
     """How a site with these data introduces itself."""
-    method, task = app.deployed.algorithm(), app.deployed.task_for(0)
+    method, task = app.deployed.algorithm(), app.deployed.task(0)
     return Site("north", method, task, lambda: app.examples(load, {"site": "north", **node}), folder).introduce()
 
 

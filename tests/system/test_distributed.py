@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import consilience as cs
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.core.errors import ConfigError
 from consilience.core.records import leaves
 from consilience.engines.distributed import fingerprint

@@ -1,83 +1,38 @@
-"""Objects from plain data: how a config's tables become algorithms, optimisers, partitions and models.
+"""Objects from plain data: a config's tables as algorithms, optimisers, partitions and models.
 
 A table names a class or function (`name = "FedAvg"`) and gives its arguments. Arguments are checked against the
-signature: unknown names get the nearest right one, values are validated by their annotated type, and tables inside
-tables become components themselves. A part without a name is the usual one with some settings changed.
+signature: an unknown key gets the nearest known one, a value is converted to its annotated type, and a table inside a
+table is a component too. A part without a name is the default part with some arguments changed.
 
-A part called `train`, at any depth, is a local optimiser, and its keys may be written without the way to it: `lr` for
-`train.lr`, or for `infer.train.lr`, or for both methods of a Switch, except where these have an `lr` of their own.
+Short keys: a key that a component does not have itself goes to every part called `train` inside it. A `train` that sets
+the key itself keeps its own value.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from inspect import Parameter
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
-from consilience.core.checks import hints_of, kinds_of
+from consilience.config.imports import described, import_object
+from consilience.core.checks import convert, hints_of, kinds_of
 from consilience.core.errors import ConfigError, ConsilienceError, nearest
 
-OPTIMIZER = "train"  # the part that short keys belong to
+SHORT = "train"  # the parts that short keys go to
 
 
 def resolve(name: str, choices: Mapping[str, Any], where: str, folder: Path) -> Any:
     """A known name, or `file.py:Name` beside the config, or `package.module:Name`."""
     if ":" in name:
-        return _import(name, where, folder)
+        return import_object(name, where, folder)
     if name not in choices:
         raise ConfigError(f"{where}: unknown name {name!r}; {nearest(name, choices)}; or file.py:Name for your own")
     return choices[name]
-
-
-def _import(name: str, where: str, folder: Path) -> Any:
-    source, _, attribute = name.rpartition(":")
-    if not source:
-        raise ConfigError(f"{where}: {name!r} names no file: write file.py:Name")
-    try:
-        module = _load((folder / source).resolve()) if source.endswith(".py") else importlib.import_module(source)
-    except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(f"{where}: {name!r} cannot be imported: {error}") from error
-    except Exception as error:  # a user's file may raise anything
-        raise ConfigError(f"{where}: {name!r} cannot be imported: {_told(error)}") from error
-    if not callable(found := getattr(module, attribute, None)):
-        own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise ConfigError(f"{where}: {source} has no class or function {attribute!r}; {nearest(attribute, own)}")
-    return found
-
-
-def _told(error: Exception) -> str:
-    """An error in another's code: what it says, and where it came up."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    place = "" if last.filename == __file__ else f" ({Path(last.filename).name}, line {last.lineno})"
-    return f"{type(error).__name__}: {error}{place}"
-
-
-def _load(path: Path) -> ModuleType:
-    """A user's file as a module, once a process: run twice, its records would be two types of one name. The module's
-    name is long, so that a file called random.py stands in nobody's way."""
-    name = f"consilience_user_{zlib.crc32(str(path).encode()):08x}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # so that dataclasses in it can find their annotations
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def build(make: Callable[..., Any], table: Mapping[str, Any], where: str, folder: Path, **given: Any) -> Any:
@@ -85,10 +40,24 @@ def build(make: Callable[..., Any], table: Mapping[str, Any], where: str, folder
     return Component(make, table, where, folder).build(**given)
 
 
+def chosen(value: Any, choices: Mapping[str, Any], where: str, folder: Path) -> Component:
+    """The component that a name or a table with a `name` chooses."""
+    table = as_table(value, where)
+    make = resolve(str(table.pop("name", "")), choices, where, folder)
+    return Component(make, table, where, folder)
+
+
+def as_table(value: Any, where: str) -> dict[str, Any]:
+    """A component's table; a bare name is a table with that name."""
+    if not isinstance(value, str | Mapping):
+        raise ConfigError(f"{where}: a table or a name was expected, got {value!r}")
+    return {"name": value} if isinstance(value, str) else dict(value)
+
+
 @dataclass(frozen=True)
 class Component:
-    """What makes an object, and the table of its arguments, which stands at `where` in a config in `folder`. What the
-    table leaves open is as in `like`, if there is one."""
+    """A class or function and the table of its arguments, found at `where` in a config in `folder`. Arguments that the
+    table does not name are those of `like`, if given."""
 
     make: Callable[..., Any]
     table: Mapping[str, Any]
@@ -96,24 +65,29 @@ class Component:
     folder: Path
     like: Any = None
 
-    def build(self, shared: Mapping[str, Any] = MappingProxyType({}), **given: Any) -> Any:
-        """The object. `shared` is for local optimisers, where the table leaves it open; `given` fills parameters that a
-        config need not name, where they exist."""
-        signature = inspect.signature(self.make).parameters
-        hints = hints_of(self.make)
-        keywords = {k for k, p in signature.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.values())
-        values = {key: value for key, value in given.items() if key in keywords}
-        values |= {key: getattr(self.like, key) for key in keywords if self.like is not None}
-        table, _ = self._spelt_out(shared)
-        for key in () if open_ended else table:
-            if key not in keywords:
-                ours = {name for name in given if name in keywords and signature[name].default is Parameter.empty}
-                raise ConfigError(f"{self.where}.{key}: {self._out_of_place(key, keywords - ours)}")
-        values |= {key: replace(self, table=table)._value(key, hints.get(key)) for key in table}
-        missing = [k for k in keywords - set(values) if signature[k].default is Parameter.empty]
-        if missing:
-            raise ConfigError(f"{self.where}: {', '.join(sorted(missing))} must be given")
+    def build(self, above: Mapping[str, Any] = MappingProxyType({}), **given: Any) -> Any:
+        """The object. `above` are short keys from outside; `given` fills parameters that a config need not name."""
+        names, hints = self._arguments, hints_of(self.make)
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in self._signature.values())
+        for key in () if open_ended else self._short:
+            self._check_short(key, names - {k for k in given if k in names and self._is_required(k)})
+        values = {key: value for key, value in given.items() if key in names}
+        values |= {key: getattr(self.like, key) for key in names if self.like is not None}
+        values |= self.table if open_ended else {}
+        values |= {key: part.build({**above, **self._short}) for key, part in self._changed(above)}
+        for key in names & self.table.keys():
+            if kinds := kinds_of(hints.get(key)):
+                if not isinstance(values[key], hints[key]):
+                    make = self._part(key, hints[key]).make
+                    raise ConfigError(f"{self.where}.{key}: {make!r} makes no such part; {nearest('', kinds)}")
+            else:
+                value = self.table[key]
+                values[key] = convert(f"{self.where}.{key}", value, hints[key]) if key in hints else value
+        if missing := sorted(key for key in names - values.keys() if self._is_required(key)):
+            raise ConfigError(f"{self.where}: {', '.join(missing)} must be given")
+        return self._call(values)
+
+    def _call(self, values: Mapping[str, Any]) -> Any:
         try:
             return self.make(**values)
         except ConfigError as error:
@@ -121,110 +95,95 @@ class Component:
         except ConsilienceError:
             raise
         except Exception as error:  # no ConfigError: sites tell those to the server, and this may quote a patient
-            raise ConsilienceError(f"{self.where}: {self._name} failed with {_told(error)}") from error
+            raise ConsilienceError(f"{self.where}: {self._name} failed with {described(error)}") from error
+
+    @property
+    def shared_settings(self) -> dict[str, Any]:
+        """The settings that the table gives to all parts called `train`, where they agree."""
+        tables = [part.table for part in self._trains()]
+        first: Mapping[str, Any] = tables[0] if tables else {}
+        return {k: v for k, v in first.items() if all(k in table and table[k] == v for table in tables)}
+
+    @cached_property
+    def _signature(self) -> Mapping[str, Parameter]:
+        return inspect.signature(self.make).parameters
+
+    @cached_property
+    def _arguments(self) -> set[str]:
+        return {k for k, p in self._signature.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+    def _is_required(self, key: str) -> bool:
+        return self._signature[key].default is Parameter.empty
 
     @property
     def _name(self) -> str:
         return getattr(self.make, "__name__", repr(self.make))
 
-    def _out_of_place(self, key: str, keywords: set[str]) -> str:
-        inner = {name for part in self._optimizers() for name in inspect.signature(part.make).parameters}
-        if key in inner:
-            return f"it has no effect, as the {key} of {OPTIMIZER!r} is given too"
-        allowed, forgotten = keywords | inner, _forgotten(self.make)
-        if key in forgotten or (forgotten and not allowed):
-            names = ", ".join(forgotten)
-            return f"unknown key; {self._name} has no argument {names} yet: put @consilience.algorithm above the class"
-        return f"unknown key; {nearest(key, allowed)}" if allowed else f"unknown key; {self._name} has no settings"
-
     @property
-    def optimizer_settings(self) -> dict[str, Any]:
-        """What the table says of its local optimisers, as far as it says the same of all."""
-        tables = [part.table for part in self._optimizers()]
-        first: Mapping[str, Any] = tables[0] if tables else {}
-        return {k: v for k, v in first.items() if all(k in table and table[k] == v for table in tables)}
+    def _short(self) -> dict[str, Any]:
+        """The keys that the component does not have itself."""
+        return {key: value for key, value in self.table.items() if key not in self._arguments}
 
-    def _optimizers(self) -> Iterator[Component]:
-        """The local optimisers inside, with the keys that are written short."""
-        for key, part in replace(self, table=self._spelt_out({})[0])._parts():
-            yield from [part] if key == OPTIMIZER else part._optimizers()
+    def _check_short(self, key: str, names: set[str]) -> None:
+        """Refuse a key that no part called `train` has, or that all of them set themselves."""
+        without = replace(self, table={k: v for k, v in self.table.items() if k != key})
+        trains = list(without._trains())
+        if any(key in part._arguments and key not in part.table for part in trains):
+            return
+        inner = {name for part in trains for name in part._arguments}
+        allowed, undecorated = names | inner, _undecorated(self.make)
+        if key in inner:
+            problem = f"it has no effect, as the {key} of {SHORT!r} is given too"
+        elif key in undecorated or (undecorated and not allowed):
+            problem = f"unknown key; {self._name} has no argument {', '.join(undecorated)} yet: put "
+            problem += "@consilience.algorithm above the class"
+        else:
+            problem = f"unknown key; {nearest(key, allowed) if allowed else f'{self._name} has no settings'}"
+        raise ConfigError(f"{self.where}.{key}: {problem}")
 
-    def _spelt_out(self, above: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """The table with short keys, its own and those from above, moved to the local optimisers that leave them open;
-        and which from above found a place there."""
-        own = self.table.keys() - inspect.signature(self.make).parameters.keys()
-        short = {**above, **{key: self.table[key] for key in own}}
-        moved: dict[str, Any] = {}
-        placed: set[str] = set()
+    def _trains(self, above: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Component]:
+        """The parts called `train`, with the short keys that reach them."""
+        short = {**above, **self._short}
         for key, part in self._parts():
-            if key == OPTIMIZER:
-                used = short.keys() & inspect.signature(part.make).parameters.keys() - part.table.keys()
-                inner = {**part.table, **{name: short[name] for name in used}}
-            else:
-                inner, used = part._spelt_out(short)
-            if used:
-                named = {k: v for k, v in _table(self.table.get(key, {}), part.where).items() if k == "name"}
-                moved[key], placed = {**named, **inner}, placed | used
-        left = {key: value for key, value in self.table.items() if key not in own & placed}
-        return {**left, **moved}, placed - own
+            yield from [part._filled(short)] if key == SHORT else part._trains(short)
+
+    def _filled(self, short: Mapping[str, Any]) -> Component:
+        """The component with the short keys that it has and does not set."""
+        return replace(self, table={**{k: v for k, v in short.items() if k in self._arguments}, **self.table})
+
+    def _changed(self, above: Mapping[str, Any]) -> Iterator[tuple[str, Component]]:
+        """The parts to build: those in the table, and default parts that short keys may change."""
+        short = {**above, **self._short}
+        for key, part in self._parts():
+            if key in self.table or (short and part.like is not None):
+                yield key, part._filled(short) if key == SHORT else part
 
     def _parts(self) -> Iterator[tuple[str, Component]]:
-        """The arguments that are components: given, or the usual ones."""
+        """The arguments that are components: those in the table, and the default ones."""
         for key, hint in hints_of(self.make).items():
-            if kinds_of(hint) and (key in self.table or self._usual(key) is not None):
+            if kinds_of(hint) and (key in self.table or self._default(key) is not None):
                 yield key, self._part(key, hint)
 
-    def _usual(self, key: str) -> Any:
-        """What an argument is where the table does not say."""
+    def _default(self, key: str) -> Any:
         if self.like is not None:
             return getattr(self.like, key)
-        parameter = inspect.signature(self.make).parameters.get(key)
-        return None if parameter is None or parameter.default is parameter.empty else parameter.default
+        return None if key not in self._arguments or self._is_required(key) else self._signature[key].default
 
     def _part(self, key: str, hint: Any) -> Component:
-        """An argument that is a component: the kind that it names, or else the usual one."""
-        where, kinds, usual = f"{self.where}.{key}", kinds_of(hint), self._usual(key)
-        table = _table(self.table.get(key, {}), where)
-        name = table.pop("name", None)
-        if name is not None:
-            return Component(resolve(str(name), kinds, where, self.folder), table, where, self.folder)
-        if usual is not None:
-            return Component(type(usual), table, where, self.folder, usual if is_dataclass(usual) else None)
+        """An argument that is a component: the kind that it names, or else the default one."""
+        where, kinds, default = f"{self.where}.{key}", kinds_of(hint), self._default(key)
+        table = as_table(self.table.get(key, {}), where)
+        if "name" in table:
+            return chosen(table, kinds, where, self.folder)
+        if default is not None:
+            return Component(type(default), table, where, self.folder, default if is_dataclass(default) else None)
         if len(kinds) == 1:
             return Component(next(iter(kinds.values())), table, where, self.folder)
         raise ConfigError(f"{where}.name must be given; {nearest('', kinds)}")
 
-    def _value(self, key: str, hint: Any) -> Any:
-        """An argument of the table, checked or built."""
-        where, value = f"{self.where}.{key}", self.table[key]
-        if kinds := kinds_of(hint):
-            component = self._part(key, hint)
-            part = component.build()
-            if not isinstance(part, hint):
-                raise ConfigError(f"{where}: {component.make!r} makes no such part; {nearest('', kinds)}")
-            return part
-        if hint is None:
-            return value
-        from pydantic import PydanticUserError, TypeAdapter, ValidationError  # only configs need it
 
-        try:
-            return TypeAdapter(hint).validate_python(value)
-        except PydanticUserError:  # a type pydantic knows nothing of
-            return value
-        except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise ConfigError(f"{where}: {problem[0].lower()}{problem[1:]}, got {value!r}") from error
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    """A component's table; a bare name is one too."""
-    if not isinstance(value, str | Mapping):
-        raise ConfigError(f"{where}: a table or a name was expected, got {value!r}")
-    return {"name": value} if isinstance(value, str) else dict(value)
-
-
-def _forgotten(make: Callable[..., Any]) -> list[str]:
-    """The annotations of a class that nobody has made arguments of."""
+def _undecorated(make: Callable[..., Any]) -> list[str]:
+    """The annotations of a class that has no `__init__` for them: its author forgot the decorator."""
     if not inspect.isclass(make) or "__init__" in vars(make):
         return []
     return [name for name, hint in vars(make).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]

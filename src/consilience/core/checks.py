@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, reduce
 from operator import or_
@@ -55,7 +55,12 @@ def convert(name: str, value: Any, hint: Any, strict: bool = False) -> Any:
     except PydanticUserError:  # a type that pydantic does not know: no check
         return value
     except ValidationError as error:
-        raise ConfigError(f"{name} must be {_expected(error, hint)}, got {_shown(value)}") from error
+        raise ConfigError(f"{name} {violation(error.errors(), hint, value)}") from error
+
+
+def violation(problems: Sequence[Any], hint: Any, value: Any) -> str:
+    """What pydantic found wrong with a value, as the end of a sentence: "must be at least 1, got 0"."""
+    return f"must be {_expected(problems, hint)}, got {_shown(value)}"
 
 
 def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
@@ -118,9 +123,9 @@ def _by_instance(hint: Any) -> Any:
     return Any if getattr(hint, "_is_protocol", False) else Annotated[hint, InstanceOf()]  # type: ignore[type-arg]
 
 
-def _expected(error: ValidationError, hint: Any) -> str:
+def _expected(problems: Sequence[Any], hint: Any) -> str:
     """What a value had to be: a bound if it has the right type, else the types in words."""
-    for problem in error.errors():
+    for problem in problems:
         if problem["type"] in _BOUNDS:
             return f"{_BOUNDS[problem['type']]} {next(iter(problem['ctx'].values())):g}"
         if problem["type"] == "finite_number":

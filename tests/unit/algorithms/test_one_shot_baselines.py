@@ -14,7 +14,7 @@ from torch import nn
 
 import consilience as cs
 from consilience import cli
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.core.errors import ConfigError, DataError, TaskError
 from consilience.metrics import entropy
 from consilience.report import write_report

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import consilience as cs
 from consilience.algorithms.private import _clipped
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.core import keys
 from consilience.core.errors import ConfigError
 from consilience.core.records import Weighted, leaves, tree_map

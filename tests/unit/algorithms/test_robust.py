@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import consilience as cs
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.core.records import Weighted, leaves, rows, tree_map
 from support.scenarios import blobs, linear

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import consilience as cs
-from consilience.config.schema import Loaded, read_config
+from consilience.config import LoadedConfig, read_config
 from consilience.core.errors import ConfigError, ConsilienceError, DataError, TaskError
 from consilience.runs.fit import fit
 
@@ -133,7 +133,7 @@ def without_latent(inputs):
     return players(inputs)
 
 
-class Hinge(cs.adversarial.Objective):
+class Hinge(cs.tasks.adversarial.Objective):
     def real(self, d):
         return (1 - d).relu()
 
@@ -169,7 +169,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(folder: Path) -> Any:
     """A config with the given sections in place of the usual ones, and overrides."""
 
-    def write(*overrides: str, **sections: Any) -> Loaded:
+    def write(*overrides: str, **sections: Any) -> LoadedConfig:
         path = folder / "config.toml"
         path.write_text(tomli_w.dumps({k: v for k, v in {**BASE, **sections}.items() if v is not None}))
         return read_config(path, list(overrides))
@@ -177,7 +177,7 @@ def config(folder: Path) -> Any:
     return write
 
 
-def build(loaded: Loaded) -> None:
+def build(loaded: LoadedConfig) -> None:
     """Everything that a command makes of a config."""
     loaded.setting()
     loaded.algorithm()

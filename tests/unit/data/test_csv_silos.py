@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import consilience as cs
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.core.errors import ConfigError, DataError
 from consilience.data.loaders import csv_silos
 from consilience.data.loaders.silos import features_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import consilience as cs
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.core.errors import ConfigError
 from support.scenarios import blobs, gradient, linear
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import consilience as cs
-from consilience.config.schema import read_config
+from consilience.config import read_config
 from consilience.core.errors import CheckpointError, ConfigError, DataError, RecordError
 from consilience.core.records import tree_map, unpack
 from consilience.engines.states import InMemory

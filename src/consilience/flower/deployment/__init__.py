@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
+from consilience.config import LoadedDeployment, read_deployment
 from consilience.config.components import build
-from consilience.config.schema import Deployed, read_deployment, sentence
+from consilience.config.schema import sentence
 from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.data import Data, Dataset
 
@@ -61,7 +62,7 @@ def deployment(path: str | Path) -> App:
 class App:
     """A federation's two halves. Both run the same method on the same network, as the config file says."""
 
-    deployed: Deployed
+    deployed: LoadedDeployment
 
     def server_app(self) -> ServerApp:
         """The server's half."""
@@ -81,7 +82,7 @@ class App:
             serve(
                 grid,
                 method,
-                self.deployed.task_for(run.seed),
+                self.deployed.task(run.seed),
                 manners=manners,
                 rounds=run.rounds,
                 seed=run.seed,
@@ -109,7 +110,7 @@ class App:
 
         @cache
         def half(seed: int) -> ClientApp:
-            return client_app(method, self.deployed.task_for(seed), lambda node: self.examples(load, node))
+            return client_app(method, self.deployed.task(seed), lambda node: self.examples(load, node))
 
         class Half(ClientApp):
             """Made when the first message comes: frozen weights are those of the run's seed everywhere."""

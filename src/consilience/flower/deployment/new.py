@@ -15,7 +15,9 @@ import torch
 from jinja2 import Environment, StrictUndefined
 
 from consilience.algorithms.switch import Method, phases
-from consilience.config.schema import Loaded, shape_of, with_files
+from consilience.config import LoadedConfig
+from consilience.config.build import shape_of
+from consilience.config.imports import with_files
 from consilience.core.errors import ConfigError, DataError
 from consilience.core.version import __version__
 from consilience.data import Dataset
@@ -37,7 +39,7 @@ _COMMENTS = {
 }
 
 
-def write_app(directory: Path, loaded: Loaded) -> list[Path]:
+def write_app(directory: Path, loaded: LoadedConfig) -> list[Path]:
     """Write a Flower app into a new directory; what was written. The simulation's data are read once, to see what an
     example looks like."""
     name = _checked(directory)
@@ -89,7 +91,7 @@ def _checked(directory: Path) -> str:
     return name
 
 
-def _setting(loaded: Loaded) -> Setting:
+def _setting(loaded: LoadedConfig) -> Setting:
     if loaded.config.partition.steps > 1:
         raise ConfigError("partition.steps: streams are for simulations; a site's data are what its loader returns")
     try:
@@ -98,7 +100,7 @@ def _setting(loaded: Loaded) -> Setting:
         raise DataError(f"the config's data are needed once, to see what an example looks like: {error}") from error
 
 
-def _own_files(loaded: Loaded) -> tuple[dict[str, Path], dict[str, Any]]:
+def _own_files(loaded: LoadedConfig) -> tuple[dict[str, Path], dict[str, Any]]:
     """(the user's own files by their names in the app, the sections that name them, so changed)."""
     own: dict[str, Path] = {}
 
@@ -124,7 +126,7 @@ def _own_files(loaded: Loaded) -> tuple[dict[str, Path], dict[str, Any]]:
     return own, changed
 
 
-def _sections(loaded: Loaded, data: Dataset, clients: int) -> dict[str, Any]:
+def _sections(loaded: LoadedConfig, data: Dataset, clients: int) -> dict[str, Any]:
     config = loaded.config
     inputs, outputs = shape_of(data)
     sites = {
@@ -142,7 +144,7 @@ def _sections(loaded: Loaded, data: Dataset, clients: int) -> dict[str, Any]:
     }
 
 
-def _site(loaded: Loaded, data: Dataset) -> dict[str, Any]:
+def _site(loaded: LoadedConfig, data: Dataset) -> dict[str, Any]:
     """How sites should read their data, as far as the simulation's tell."""
     section = loaded.config.data
     if section.name == "csv-silos":

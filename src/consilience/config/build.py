@@ -1,0 +1,188 @@
+"""Methods, engines, data and tasks from a config."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consilience import algorithms
+from consilience.algorithms.base import Algorithm
+from consilience.algorithms.switch import Method, Switch
+from consilience.config.components import Component, build, chosen, resolve
+from consilience.config.imports import with_files
+from consilience.config.schema import AlgorithmSection, Config, Deployment, Learning
+from consilience.config.tasks import build_task
+from consilience.core.errors import ConfigError, nearest
+from consilience.data import DATASETS, Data, Dataset, Federation, load, options_of, partition
+from consilience.engines import Distributed, Simulator
+from consilience.studies.compare import Setting
+from consilience.tasks.adversarial import Adversarial
+from consilience.tasks.likelihoods import Classification, Regression
+from consilience.tasks.task import Task
+
+ALGORITHMS: dict[str, type[Method]] = {
+    name: kind
+    for name, kind in vars(algorithms).items()
+    if inspect.isclass(kind) and issubclass(kind, Algorithm | Switch) and not inspect.isabstract(kind)
+}
+PARTITIONS = {
+    name: make
+    for name, make in vars(partition).items()
+    if inspect.isfunction(make) and make.__module__ == partition.__name__ and not name.startswith("_")
+}
+ENGINES: dict[str, type[Simulator] | type[Distributed]] = {"Simulator": Simulator, "Distributed": Distributed}
+log = logging.getLogger("consilience")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A validated config and the folder that its own files are relative to."""
+
+    config: Learning
+    folder: Path
+
+    def algorithm(self) -> Method:
+        """The method of the config."""
+        return _method(self._component(self.config.algorithm.model_dump(), "algorithm"))
+
+    def _component(self, table: Mapping[str, Any], where: str) -> Component:
+        component = chosen(table, ALGORITHMS, where, self.folder)
+        first = {"first": AlgorithmSection().name} if component.make is Switch else {}
+        return Component(component.make, {**first, **component.table}, where, self.folder)
+
+
+@dataclass(frozen=True)
+class LoadedConfig(Loaded):
+    """The config of a simulated run."""
+
+    config: Config
+
+    def as_table(self) -> dict[str, Any]:
+        """The config as plain data that means the same in any folder: paths of the user's own files are absolute."""
+        table: dict[str, Any] = with_files(
+            self.config.model_dump(exclude_none=True), lambda file: str(self.folder / file)
+        )
+        return table
+
+    def methods(self) -> dict[str, Method]:
+        """The methods to compare, by label; a number tells equal labels apart. All methods have the local optimiser's
+        settings of [algorithm], so that the budget is the same, unless their own table says otherwise."""
+        found: dict[str, Method] = {}
+        name, own = self.config.algorithm.name, self._component(self.config.algorithm.model_dump(), "algorithm")
+        shared, parameters = own.shared_settings, inspect.signature(own.make).parameters
+        rest = {key: value for key, value in own.table.items() if key in parameters or key not in shared}
+        for i, entry in enumerate(self.config.compare.algorithms or [name]):
+            table = {"name": entry} if isinstance(entry, str) else dict(entry)
+            label = table.pop("label", None)
+            inherited = rest if table.get("name") == name else {}
+            method = _method(self._component({**inherited, **table}, f"compare.algorithms[{i}]"), shared)
+            label = str(label or method.name)
+            found[label if label not in found else f"{label}-{i}"] = method
+        return found
+
+    def engine(self) -> Simulator | Distributed:
+        """The engine of the config: the simulator unless it names another."""
+        table = {"name": "Simulator", **self.config.engine}
+        if table["name"] not in ENGINES:
+            raise ConfigError(f"engine.name: unknown name {table['name']!r}; {nearest(str(table['name']), ENGINES)}")
+        engine: Simulator | Distributed = chosen(table, ENGINES, "engine", self.folder).build()
+        return engine
+
+    def setting(self, seed: int | None = None) -> Setting:
+        """Data, partition and model for a seed, of the partition, the split and the initial weights. With
+        `run.holdout`, the test data are a share of each client's data, in place of the data's own test set."""
+        run, data = self.config.run, self._data()
+        seed = run.seed if seed is None else seed
+        federation = self._federation(data.train, seed)
+        test: Dataset | Federation = data.test
+        if run.holdout is not None:
+            federation, test = federation.split(run.holdout, seed)
+            if len(data.test) and seed == run.seed:  # once in a comparison
+                log.warning(
+                    "run.holdout is set, so the %d test examples of %s are not used: remove it to test on them",
+                    len(data.test),
+                    data.test.name,
+                )
+        if self.config.partition.steps > 1:
+            federation = federation.stream(self.config.partition.steps, seed)
+        inputs, outputs = shape_of(data.train)
+        task = build_task(self.config.task, self.config.model, self.folder, inputs=inputs, outputs=outputs, seed=seed)
+        return Setting(task, federation, test)
+
+    def outside(self) -> Dataset | None:
+        """The test part of the data set `run.outside`, if given: out-of-distribution examples."""
+        name, own, kind = self.config.run.outside, self.config.data, self.config.task.kind
+        if name is None:
+            return None
+        if kind != Classification.kind:
+            raise ConfigError(f"run.outside: this key is for task.kind = {Classification.kind!r}, and it is {kind!r}")
+        both = own.name in DATASETS and name in DATASETS
+        root = {key: value for key, value in own.arguments.items() if key == "root" and both}
+        return self._read(name, root, "run.outside").test
+
+    def _data(self) -> Data:
+        data = self._read(self.config.data.name, self.config.data.arguments, "data.name")
+        return data.signed() if self.config.task.kind == Adversarial.kind else data
+
+    def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
+        make = resolve(name, DATASETS, where, self.folder)
+        if name in DATASETS:
+            allowed = ["root", *options_of(name)]
+            for key in arguments:
+                if key not in allowed:
+                    raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *allowed])}")
+            numbers = {"numbers": self.config.task.kind == Regression.kind} if "numbers" in allowed else {}
+            return load(name, **numbers | arguments)
+        data = build(make, arguments, where.removesuffix(".name"), self.folder)
+        if not isinstance(data, Data):
+            raise ConfigError(f"{where}: {name} must return consilience.Data(train, test)")
+        return data
+
+    def _federation(self, data: Dataset, seed: int) -> Federation:
+        section = self.config.partition
+        make = resolve(section.name, PARTITIONS, "partition.name", self.folder)
+        given = {"data": data, "seed": section.arguments.get("seed", seed)}
+        federation = build(make, section.arguments, "partition", self.folder, **given)
+        if not isinstance(federation, Federation):
+            raise ConfigError(f"partition.name: {section.name} must return a consilience.Federation")
+        return federation
+
+
+@dataclass(frozen=True)
+class LoadedDeployment(Loaded):
+    """The config of a real federation."""
+
+    config: Deployment
+
+    def task(self, seed: int) -> Task:
+        """The task of all sites, with initial weights by a seed."""
+        c = self.config
+        shape: dict[str, Any] = {"inputs": c.federation.inputs, "outputs": c.federation.outputs}
+        return build_task(c.task, c.model, self.folder, **shape, seed=seed)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of all classes, by default their numbers; empty for tasks without classes. GANs need none, but
+        their folders of images may be named so."""
+        kind, sites = self.config.task.kind, self.config.federation
+        if kind not in (Classification.kind, Adversarial.kind):
+            return ()
+        numbers = map(str, range(sites.outputs)) if kind == Classification.kind else ()
+        return tuple(sites.classes or numbers)
+
+
+def shape_of(data: Dataset) -> tuple[list[int], int]:
+    """The shape of one example, and the number of outputs of a model for these data."""
+    outputs = len(data.classes) or (int(data.y.max()) + 1 if data.y.dim() == 1 else data.y.shape[-1])
+    return list(data.x.shape[1:]), outputs
+
+
+def _method(component: Component, shared: Mapping[str, Any] | None = None) -> Method:
+    method = component.build(shared or {})
+    if not isinstance(method, Algorithm | Switch):
+        raise ConfigError(f"{component.where}: {component.make!r} is not an Algorithm")
+    return method
