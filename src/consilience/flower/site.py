@@ -158,7 +158,7 @@ class Site:
             raise ConsilienceError("it holds no examples out")
         task = self._prepared(phases(self.method)[-1].algorithm, examination.precision)
         belief = to(unpack(records["belief"]), self.device)
-        found = evaluate(task, belief, test.to(self.device), examination.samples)
+        found = evaluate(task, belief, test.to(self.device), samples=examination.samples)
         return Marks(
             examples=len(test),
             point=found.point,

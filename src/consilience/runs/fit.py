@@ -21,7 +21,7 @@ from consilience.data.federation import Federation
 from consilience.engines.ranks import Ranks
 from consilience.engines.session import Engine
 from consilience.engines.simulator import Simulator
-from consilience.evaluation.scores import check_unlabelled
+from consilience.evaluation.uncertainty import check_unlabelled
 from consilience.runs.directory import RunDirectory, Saved, describe, differences, identity
 from consilience.runs.loop import Loop, Stage
 from consilience.runs.run import Callback, Run, federation_facts
@@ -56,7 +56,7 @@ def fit(
     that ends where it switches. `evaluate_every` is a tenth of the rounds when None. Clients' states that together
     outgrow `state_memory` bytes are kept in files under `out`. With `debug` the algorithm audits itself every round.
     After every round each of `callbacks` is called with the `Run` so far and the round's line (see `Callback`).
-    `outside` are examples of another kind than `test`: does the final model know that it does not know them?
+    `outside`: Out-of-distribution examples, used to score uncertainty.
     A run in which not one update was accepted has learned nothing, and ends with an error.
     """
     _check_types(locals())

@@ -33,7 +33,8 @@ from consilience.engines.ranks import Ranks
 from consilience.engines.session import Opener, Session
 from consilience.engines.states import Fresh, InMemory, OnDisk, States
 from consilience.engines.work import Share, chunks
-from consilience.evaluation.scores import Evaluation, marginals
+from consilience.evaluation.scores import Evaluation
+from consilience.evaluation.weights import marginals
 from consilience.runs.directory import RunDirectory, Saved
 from consilience.runs.progress import Bar
 from consilience.runs.run import Callback, Run

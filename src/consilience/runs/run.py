@@ -20,16 +20,11 @@ from consilience.data.dataset import Dataset, real
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan
 from consilience.engines.states import States
-from consilience.evaluation.scores import (
-    Detection,
-    Evaluation,
-    Uncertainty,
-    detect,
-    each,
-    evaluate,
-    generated,
-    uncertainty,
-)
+from consilience.evaluation.detection import Detection, detect
+from consilience.evaluation.predictions import predict_each
+from consilience.evaluation.samples import generate
+from consilience.evaluation.scores import Evaluation, evaluate
+from consilience.evaluation.uncertainty import Uncertainty, uncertainty
 from consilience.runs.directory import RunDirectory, describe
 from consilience.runs.reading import RunFiles
 from consilience.runs.tracking import flat, frame
@@ -112,14 +107,14 @@ class Run:
     def predict(self, x: Tensor | npt.ArrayLike, samples: int = 0) -> Tensor:
         """Predictions for model inputs x [N, ...]; averaged over `samples` draws of the posterior, if it has one."""
         networks = draws(self.posterior, samples)
-        return networks.combine(each(self.network, networks, real(x, "x")))
+        return networks.combine(predict_each(self.network, networks, real(x, "x")))
 
     def sample(self, count: int, seed: int = 0, samples: int = 0) -> Tensor:
         """`count` examples of an `Adversarial` run's generators, in model units; of `samples` draws of the posterior in
         turn, if it has one."""
         if not isinstance(self.network, Adversarial):
             raise TaskError(f"only generators make examples: the task is {self.task.kind}")
-        return generated(self.network, [self.posterior], count, samples, seed)
+        return generate(self.network, [self.posterior], count, samples=samples, seed=seed)
 
     def evaluate(self, test: Dataset | Federation, samples: int = 10, outside: Dataset | None = None) -> Evaluation:
         """Scores on test data. For a Federation every client that has learned is judged by its own belief; clients are
@@ -127,12 +122,12 @@ class Run:
         `alone`, any other test is dealt to them in turn: it says how good they are on average. Of examples of another
         kind, `outside`, only the predictive entropy is of interest."""
         if isinstance(test, Federation):
-            return evaluate(self.network, self._own(test), test, samples, outside)
+            return evaluate(self.network, self._own(test), test, samples=samples, outside=outside)
         if not self.algorithm.alone:
-            return evaluate(self.network, self.posterior, test, samples, outside)
+            return evaluate(self.network, self.posterior, test, samples=samples, outside=outside)
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
         dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
-        found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, samples, outside)
+        found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, samples=samples, outside=outside)
         return replace(found, clients=[])
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:
@@ -147,11 +142,11 @@ class Run:
 
     def uncertainty(self, data: Dataset, samples: int = 10) -> Uncertainty:
         """How uncertain the server's belief is about every example, and why."""
-        return uncertainty(self.network, self.posterior, data, samples)
+        return uncertainty(self.network, self.posterior, data, samples=samples)
 
     def detect(self, inside: Dataset, outside: Dataset, samples: int = 10) -> Detection:
         """How well the server's uncertainty tells examples of another kind from those it has learned."""
-        return detect(self.network, self.posterior, inside, outside, samples)
+        return detect(self.network, self.posterior, inside, outside, samples=samples)
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:

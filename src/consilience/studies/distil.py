@@ -13,7 +13,7 @@ from consilience.algorithms.references import Pooled
 from consilience.algorithms.shared.alone import ONE_SHOT
 from consilience.core.errors import DataError, TaskError
 from consilience.data.dataset import Dataset
-from consilience.evaluation.scores import predict
+from consilience.evaluation.predictions import predict
 from consilience.optim import Chain
 from consilience.runs.fit import fit
 from consilience.runs.run import Run

@@ -16,7 +16,10 @@ from torch.autograd.functional import hessian
 import consilience as cs
 from consilience.core.beliefs import draws
 from consilience.core.errors import DataError, TaskError
-from consilience.evaluation.scores import Detection, Entropies, detect, histogram, marginals, predict, uncertainty
+from consilience.evaluation.detection import Detection, detect
+from consilience.evaluation.predictions import predict
+from consilience.evaluation.uncertainty import Entropies, histogram, uncertainty
+from consilience.evaluation.weights import marginals
 from consilience.metrics import entropy
 from support.scenarios import blobs, linear
 
@@ -99,7 +102,7 @@ def test_certain_models_that_disagree_have_all_their_entropy_as_mutual_informati
 @given(seed=st.integers(0, 10_000), log_variance=st.floats(-12, 12), samples=st.integers(1, 12))
 def test_mutual_information_is_between_zero_and_log_c(seed: int, log_variance: float, samples: int) -> None:
     task = plane()
-    found = uncertainty(task, belief(task, math.exp(log_variance), seed), cloud(10, seed=seed), samples)
+    found = uncertainty(task, belief(task, math.exp(log_variance), seed), cloud(10, seed=seed), samples=samples)
     assert bool((found.mutual_information >= 0).all())
     assert bool((found.mutual_information <= math.log(CLASSES) + 1e-12).all())
     assert bool((found.entropy <= math.log(CLASSES) + 1e-12).all())
@@ -164,7 +167,7 @@ def test_detection_is_by_entropies_whose_means_it_reports() -> None:
     task, posterior, inside = learned()
     outside = lifted(cloud(30))
     found = detect(task, posterior, inside, outside, samples=4)
-    point, marginal = (uncertainty(task, posterior, outside, samples).entropy for samples in (0, 4))
+    point, marginal = (uncertainty(task, posterior, outside, samples=samples).entropy for samples in (0, 4))
     assert found.outside_entropy == pytest.approx(float(point.mean()))
     assert found.marginal_outside_entropy == pytest.approx(float(marginal.mean()))
     assert found.inside_entropy < found.outside_entropy
@@ -257,7 +260,7 @@ def test_a_posteriors_marginal_is_the_plain_mean_over_its_draws() -> None:
     each = torch.stack([task.predict(theta, x) for theta in posterior.sample(7)])
     torch.testing.assert_close(predict(task, posterior, data, index, samples=7), each.mean(0), rtol=1e-13, atol=1e-13)
     assert torch.equal(predict(task, posterior, data, index), task.predict(posterior.mean, x))
-    assert torch.equal(predict(task, cs.Point(posterior.mean), data, index, 7), task.predict(posterior.mean, x))
+    assert torch.equal(predict(task, cs.Point(posterior.mean), data, index, samples=7), task.predict(posterior.mean, x))
 
 
 def test_what_a_belief_predicts_with() -> None:

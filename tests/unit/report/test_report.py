@@ -15,7 +15,7 @@ import torch
 
 from consilience.core import text
 from consilience.core.errors import ConsilienceError
-from consilience.evaluation.scores import Entropies
+from consilience.evaluation.uncertainty import Entropies
 from consilience.figures import panels
 from consilience.figures.panels import Curve, Heat, Mark, Panel, Panels
 from consilience.report import figures, write_report

@@ -1,0 +1,118 @@
+"""Uncertainty of predictions: entropies, their aleatoric and epistemic parts, and their histograms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.core.beliefs import Belief, draws
+from consilience.core.errors import TaskError
+from consilience.data.dataset import Dataset
+from consilience.evaluation.predictions import predict_each, predict_with_variance
+from consilience.metrics import auroc, entropy
+from consilience.tasks.likelihoods import Regression
+from consilience.tasks.task import Task
+
+BINS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertainty:
+    """The uncertainty of every prediction, in nats [N]: `entropy` H[E p] is the sum of the other two.
+
+    `expected_entropy` E H[p] is the noise in the labels (aleatoric). `mutual_information` H[E p] − E H[p] is the
+    disagreement of the draws (epistemic), which more data would reduce. For a regression, E p is approximated by a
+    Gaussian in every output, with standard deviation `sd` [N, …] = √(noise² + variance over draws).
+    """
+
+    entropy: Tensor
+    expected_entropy: Tensor
+    mutual_information: Tensor
+    sd: Tensor | None = None
+
+
+def uncertainty(task: Task, belief: Belief, data: Dataset, *, samples: int = 10, batch_size: int = 1000) -> Uncertainty:
+    """The uncertainty about every example, over `samples` draws of a posterior or the networks of an ensemble.
+
+    Labels are not used. With a single network the mutual information is zero.
+    """
+    check_unlabelled(task, data, "regression")
+    if isinstance(task, Regression):
+        everything = torch.arange(len(data))
+        variance = predict_with_variance(task, belief, data, everything, samples=samples, batch_size=batch_size)[1]
+        assert variance is not None
+        return _regression_uncertainty(task, variance)
+    networks = draws(belief, samples)
+    share = networks.weights.double().mean(1, keepdim=True)
+    share = share / share.sum()
+    total, expected = [], []
+    for start in range(0, len(data), batch_size):
+        index = torch.arange(start, min(start + batch_size, len(data)), device=data.x.device)
+        # In float32 the difference of two close entropies would be rounding error.
+        probs = predict_each(task, networks, data.inputs(index, task.dtype)).double()
+        total.append(entropy(networks.combine(probs)))
+        expected.append((entropy(probs) * share).sum(0))
+    whole, noise = torch.cat(total), torch.cat(expected)
+    return Uncertainty(whole, noise, (whole - noise).clamp_min(0))
+
+
+def _regression_uncertainty(task: Regression, variance: Tensor) -> Uncertainty:
+    """½ ln 2πe σ² of every output's Gaussian, with and without the variance over networks."""
+    noise = torch.full_like(variance, task.noise**2, dtype=torch.float64)
+    total, alone = ((2 * math.pi * math.e * v).log().flatten(1).sum(1) / 2 for v in (noise + variance, noise))
+    return Uncertainty(total, alone, total - alone, (noise + variance).sqrt().to(task.dtype))
+
+
+def check_unlabelled(task: Task, data: Dataset, *kinds: str) -> None:
+    """Refuse inputs that the task cannot predict, and tasks other than classification and `kinds`."""
+    if task.kind not in ("classification", *kinds):
+        known = " and ".join(("classification", *kinds))
+        raise TaskError(f"predictive entropy is defined for {known} here, but the task is {task.kind}")
+    task.check(data, targets=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Entropies:
+    """Predictive entropies in nats [N], between 0 and log `classes`; which predictions are `right` [N]; and the
+    entropies of out-of-distribution examples, if there are any."""
+
+    entropy: Tensor
+    right: Tensor
+    classes: int
+    outside: Tensor | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Histograms and means of right, wrong and out-of-distribution predictions over the same bins; and the AUROC of
+        the entropy for wrong against right, and for out-of-distribution against test examples."""
+        kinds = {"right": self.entropy[self.right], "wrong": self.entropy[~self.right]}
+        if self.outside is not None:
+            kinds["outside"] = self.outside
+        edges = torch.linspace(0, math.log(max(self.classes, 2)), BINS + 1, dtype=torch.float64)
+        found: dict[str, Any] = {"edges": edges.tolist()}
+        for name, values in kinds.items():
+            finite = values[values.isfinite()]
+            mean = finite.mean().item() if len(finite) else None
+            found[name] = {"count": histogram(finite, edges), "mean": mean}
+        found["auroc"] = {
+            "wrong": _auroc(kinds["right"], kinds["wrong"]),
+            "outside": None if self.outside is None else _auroc(self.entropy, self.outside),
+        }
+        return found
+
+
+def _auroc(negative: Tensor, positive: Tensor) -> float | None:
+    """The AUROC of the finite values; None if one side has none."""
+    negative, positive = (values[values.isfinite()] for values in (negative, positive))
+    return auroc(negative, positive) if len(negative) and len(positive) else None
+
+
+def histogram(values: Tensor, edges: Tensor) -> list[int]:
+    """The number of finite values in each bin; values beyond the ends count in the outermost bins."""
+    finite = values[values.isfinite()].cpu().double()
+    index = torch.bucketize(finite, edges[1:-1].contiguous(), right=True)
+    counts: list[int] = torch.bincount(index, minlength=len(edges) - 1).tolist()
+    return counts
