@@ -22,6 +22,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 """0 ≤ x < 1, such as a momentum."""
 Share = Annotated[float, Field(gt=0, le=1)]
 """0 < x ≤ 1, such as a share of clients."""
+Proportion = Annotated[float, Field(ge=0, le=1)]
+"""0 ≤ x ≤ 1."""
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=0)]
 

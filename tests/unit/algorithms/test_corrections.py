@@ -298,7 +298,7 @@ def test_a_server_with_momentum_goes_on_after_a_switch(world):
     info = cs.data.Info(before.posterior.mean, *(torch.tensor(v) for v in (0, K, 70)), before=before.server)
     for kind in (cs.SCAFFOLD, cs.algorithms.FedNova):
         state = kind(NOISY, server).start(world[0], info)
-        memory = state.averaged.memory if kind is cs.SCAFFOLD else state.memory
+        memory = state.memory
         assert torch.equal(memory.first.theta, before.server.memory.first.theta)
     for then in (cs.SCAFFOLD(NOISY, server), cs.algorithms.FedDyn(NOISY), cs.algorithms.FedDC(NOISY)):
         run = fit(cs.Switch(cs.FedAvg(NOISY, server), then, at=2), world, rounds=5, cohort=2, debug=True)

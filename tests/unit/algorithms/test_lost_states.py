@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import consilience as cs
-from consilience.algorithms.fedep import Site
+from consilience.algorithms.fedep import Client
 from consilience.core.records import rows, stack
 from support.scenarios import likelihood, linear
 
@@ -125,7 +125,7 @@ def test_unlearning_a_client_whose_site_becomes_flat_leaves_the_exact_posterior_
     network.round(range(K))
     others = [k for k in range(K) if k != LOST]
     flat = cs.Gaussian.flat(network.q.eta)
-    network.lose(LOST, Site(flat, network.copies[LOST].memory))
+    network.lose(LOST, Client(flat, network.copies[LOST].memory))
     assert_same(network.q, posterior(network.federation, others))
     network.round(others)
     assert_same(network.q, posterior(network.federation, others))

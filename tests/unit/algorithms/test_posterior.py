@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import consilience as cs
-from consilience.algorithms.fedep import Site
+from consilience.algorithms.fedep import Client
 from consilience.algorithms.fedpa import by_covariance, by_variances
-from consilience.algorithms.shared.factors import Believed
+from consilience.algorithms.shared.factors import Server
 from consilience.core import guards
 from consilience.core.errors import ConfigError
 from consilience.core.records import leaves, nbytes, rows
+from consilience.optim import epoch_means
 from support.scenarios import blobs, likelihood, linear
 
 ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
@@ -185,7 +186,7 @@ def tampered(change, at=2):
     def callback(run, line):
         if line["round"] == at:
             site = run.states.gather(torch.tensor([0]))
-            run.states.commit(torch.tensor([0]), Site(change(site.factor), site.memory), at)
+            run.states.commit(torch.tensor([0]), Client(change(site.factor), site.memory), at)
 
     return callback
 
@@ -350,7 +351,7 @@ def epochs_of(train, world):
     task, federation = world[0].prepare(dtype=torch.float64), world[1]
     ids = federation.sizes.argsort(descending=True)
     cohort = cs.data.Cohort(federation, ids, round=1, round_size=K, seed=0, dtype=torch.float64)
-    iterates = train.iterates(task.gradient(), task.initial(), cohort, average=True)
+    iterates = epoch_means(train, task, task.initial(), cohort)
     return torch.stack([sample.clone() for sample in iterates]), cohort.n
 
 
@@ -459,7 +460,7 @@ def test_a_step_that_overshoots_in_precision_is_refused_unless_the_factors_say_s
     memory = replace(memory, first=cs.Gaussian(torch.zeros(4), torch.tensor([-2.0, 0.0, -1.0, 0.5])))
     change = cs.Gaussian(torch.zeros(4), torch.tensor([0.0, -0.95, -1.5, 0.25]))
     with guards.watch() as acted:
-        after = method.fuse(Believed(cs.Gaussian(before, before), memory), change)
+        after = method.fuse(Server(cs.Gaussian(before, before), memory), change)
     torch.testing.assert_close(after.q.lam, torch.tensor([1.0, 0.05, 1.0, 1.7]))
     torch.testing.assert_close(after.memory.first.lam, torch.tensor([0.0, -0.95, 0.0, 0.7]))
     assert int(acted["overshoot refused"]) == 2

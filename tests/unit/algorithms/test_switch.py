@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import consilience as cs
-from consilience.algorithms.shared.factors import Believed
+from consilience.algorithms.shared.factors import Server
 from consilience.core.errors import CheckpointError, ConfigError
 from support.kill import assert_same_end, started
 from support.runs import (
@@ -90,7 +90,7 @@ def left() -> cs.runs.Run:
 def test_fedep_starts_around_the_weights_of_fedavg_with_what_all_examples_are_worth(left: cs.runs.Run) -> None:
     begun = start_of(SWITCH)
     precision = torch.tensor([SCALE * sum(SIZES)])
-    assert isinstance(begun, Believed)
+    assert isinstance(begun, Server)
     assert_same(begun.q, cs.Gaussian.of(left.posterior.mean, precision))
 
 

@@ -123,14 +123,17 @@ def test_records_are_frozen():
         Point(torch.ones(1)).theta = torch.zeros(1)
 
 
-def test_two_record_types_may_not_share_a_name():
+def test_two_files_may_not_define_the_same_record_type():
     class Point:
         """Not ours."""
 
         theta: torch.Tensor
 
-    with pytest.raises(RecordError, match="two record types are called 'Point'"):
-        record(Point)
+    Point.__module__, Point.__qualname__ = "consilience_user_01234567_mine", "Point"
+    record(Point)
+    again = type("Point", (), {"__module__": "consilience_user_89abcdef_mine", "__annotations__": {}})
+    with pytest.raises(RecordError, match=r"two files define the record type mine\.Point"):
+        record(again)
 
 
 def header(tree, edit):
@@ -141,14 +144,16 @@ def header(tree, edit):
 
 
 def test_an_unknown_type_is_named_with_the_nearest_known():
-    data = header(Point(torch.ones(2)), lambda s: s | {"type": "Piont"})
-    with pytest.raises(RecordError, match="unknown record type 'Piont'; did you mean 'Point'"):
+    data = header(Point(torch.ones(2)), lambda s: s | {"type": "consilience.core.records.Piont"})
+    with pytest.raises(
+        RecordError, match=r"unknown record type '.*Piont'; did you mean 'consilience.core.records.Point'"
+    ):
         unpack(data)
 
 
 def test_wrong_fields_are_named():
     data = header(Point(torch.ones(2)), lambda s: s | {"fields": {"thetas": "tensor"}})
-    with pytest.raises(RecordError, match="record Point has fields thetas where theta were expected"):
+    with pytest.raises(RecordError, match="Point has fields thetas where theta were expected"):
         unpack(data)
 
 
