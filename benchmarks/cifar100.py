@@ -100,12 +100,14 @@ def learn(options, name):
             cohort=cohort,
             test=setting.test,
             seed=options.seed,
-            out=here / folder(name) if kept else None,
+            out=cs.runs.Storage(
+                here / folder(name) if kept else None,
+                checkpoint_every=500,
+                warm=None if warming or not warm else here / WARM,
+            ),
             resume=kept,
-            warm=None if warming or not warm else here / WARM,
             engine=cs.Simulator(**(chunk if torch.cuda.is_available() else {"chunk": 3, "workers": 1})),
             evaluate_every=1 if options.quick else options.every or plan.every,
-            checkpoint_every=500,
             callbacks=[note],
             progress=False,
         )

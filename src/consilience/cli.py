@@ -111,6 +111,7 @@ def run(
 
     from consilience.config import read_config
     from consilience.core.files import explained, write_atomically
+    from consilience.runs.directory import Storage
     from consilience.runs.fit import fit
     from consilience.runs.run import Callback
     from consilience.runs.tracking import TensorBoard
@@ -142,11 +143,10 @@ def run(
             rounds=section.rounds,
             cohort=section.cohort,
             seed=section.seed,
-            out=directory,
+            out=Storage(directory, checkpoint_every=section.checkpoint_every),
             resume=resume,
             engine=engine,
             evaluate_every=section.evaluate_every,
-            checkpoint_every=section.checkpoint_every,
             callbacks=callbacks,
         )
     if not engine.leads:
@@ -187,6 +187,7 @@ def compare(
     its best settings. Ctrl-C saves; `--resume` goes on, also with tuning.
     """
     from consilience.config import read_config
+    from consilience.runs.directory import Storage
     from consilience.studies.compare import compare as compare_methods
 
     listed = [f"compare.algorithms={json.dumps(algorithms.split(','))}"] if algorithms else []
@@ -204,7 +205,7 @@ def compare(
             seeds=range(section.seed, section.seed + count),
             tune=tune or loaded.config.compare.tune,
             target=loaded.config.compare.target if target is None else target,
-            out=directory,
+            out=Storage(directory, checkpoint_every=section.checkpoint_every),
             title=f"{', '.join(methods)} on {loaded.config.data.name}",
             command=shlex.join(command),
             resume=resume,
@@ -212,7 +213,6 @@ def compare(
             cohort=section.cohort,
             engine=loaded.engine(),
             evaluate_every=section.evaluate_every,
-            checkpoint_every=section.checkpoint_every,
             outside=loaded.outside(),
         )
     result.print()

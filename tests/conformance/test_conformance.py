@@ -253,11 +253,11 @@ def test_a_run_that_is_cut_short_and_resumed_is_the_same_run(algorithm, task, fe
         if line["round"] == 3:
             raise CutError
 
-    redone = []
+    redone, out = [], cs.runs.Storage(tmp_path / "run", checkpoint_every=2)
     with pytest.raises(CutError):
-        learn(algorithm, task, federation, out=tmp_path / "run", checkpoint_every=2, callbacks=[cut])
+        learn(algorithm, task, federation, out=out, callbacks=[cut])
     again = {"resume": True, "callbacks": [lambda run, line: redone.append(line["round"])]}
-    resumed = learn(algorithm, task, federation, out=tmp_path / "run", checkpoint_every=2, **again)
+    resumed = learn(algorithm, task, federation, out=out, **again)
     assert redone == [3]
     for (what, a), (_, b) in zip(belief_of_everyone(learned(algorithm)), belief_of_everyone(resumed), strict=True):
         for (name, x), (_, y) in zip(leaves(a), leaves(b), strict=True):

@@ -22,9 +22,7 @@ BIN = Path(sys.executable).parent
 @contextmanager
 def started(*command: str) -> Iterator[subprocess.Popen[str]]:
     env = os.environ | {
-        "PYTHONPATH": os.pathsep.join(
-            str(Path(__file__).parents[1] / part) for part in ("", "system", "unit/algorithms", "unit/runs")
-        ),
+        "PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[1] / part) for part in ("", "system")),
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }

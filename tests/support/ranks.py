@@ -135,7 +135,7 @@ def main(out: Path) -> None:
         (out / f"{name}.{rank}.safetensors").write_bytes(cs.core.pack(everything(run)))
     ep = CASES["FedEP"]
     for name, memory in (("run", 8 << 30), ("files", 0)):
-        options = {"out": out / name, "checkpoint_every": 2, "state_memory": memory}
+        options = {"out": cs.runs.Storage(out / name, checkpoint_every=2, state_memory=memory)}
         learn(ep, engine, rounds=3, **options)
         run = learn(ep, engine, rounds=5, resume=True, **options)
         (out / f"{name}.{rank}.safetensors").write_bytes(cs.core.pack(everything(run)))

@@ -1,8 +1,9 @@
-"""Small federations, and runs to compare to the bit."""
+"""Small runs, and comparisons of two of them to the last bit."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,16 @@ import consilience as cs
 from consilience.core.records import leaves
 
 HERE = cs.Simulator(device="cpu", chunk=4, workers=1)
-
-
 FORKED = cs.Simulator(device="cpu", chunk=4, workers=2)
-
-
 TRAIN = cs.SGD(lr=0.1, momentum=0.5, batch_size=4)
-
-
 PARAMETERS = 4  # of scenarios.linear
 
 
 def fit(algorithm: cs.Algorithm, task: cs.Task, federation: cs.Federation, **options: Any) -> cs.runs.Run:
-    options = {"rounds": 4, "engine": HERE, "progress": False, "checkpoint_every": 1} | options
-    return cs.fit(algorithm, task, federation, **options)
+    """Four rounds with a checkpoint each; options of `Storage` may be among those of `fit`."""
+    options = {"rounds": 4, "engine": HERE, "progress": False, "checkpoint_every": 1, "out": None} | options
+    stored = {name: options.pop(name) for name in ("checkpoint_every", "state_memory", "warm") if name in options}
+    return cs.fit(algorithm, task, federation, **options | {"out": cs.runs.Storage(options["out"], **stored)})
 
 
 def timeless(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,7 +35,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def assert_same_run(a: cs.runs.Run, b: cs.runs.Run) -> None:
-    """Equal in every bit: the server, all clients' states, the history but for the clock."""
+    """Equal in every bit: the server, all client states, the history but for the clock."""
     ids = torch.arange(len(a.federation))
     assert_same(a.server, b.server)
     assert_same(a.states.gather(ids), b.states.gather(ids))
@@ -49,8 +46,8 @@ class Power(Exception):  # noqa: N818
     """Goes off."""
 
 
-def cut(at: int) -> Any:
-    """A callback that ends the run without a word after round `at`, before that round's checkpoint."""
+def cut(at: int) -> Callable[[cs.runs.Run, dict[str, Any]], None]:
+    """A callback that ends the run after round `at`, before that round's checkpoint."""
 
     def callback(run: cs.runs.Run, line: dict[str, Any]) -> None:
         if line["round"] == at:

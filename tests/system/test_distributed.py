@@ -114,7 +114,7 @@ def test_a_run_is_written_once_and_resumed_by_both_engines(name, memory, out):
     whole = ranks.learn(case, SIMULATOR, rounds=7)
     for rank in (0, 1):
         assert_close(found(out, name, rank), ranks.everything(ranks.learn(case, SIMULATOR, rounds=5)))
-    options = {"out": folder, "resume": True, "state_memory": memory}
+    options = {"out": cs.runs.Storage(folder, state_memory=memory), "resume": True}
     assert_close(ranks.everything(ranks.learn(case, SIMULATOR, rounds=7, **options)), ranks.everything(whole))
 
 

@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from consilience.core.errors import CheckpointError
+from consilience.runs.directory import RunDirectory
 from support.kill import assert_same_end, started
+from support.runs import fit, read_lines
+from support.scenarios import linear
+from support.switch import AT, ROUNDS, SWITCH
 
 PATIENCE = 60.0  # seconds; only a failure takes as long
 
@@ -28,8 +33,9 @@ algorithm = {"FedAvg": cs.FedAvg(train, server=cs.server.Adam()), "LocalOnly": c
 task, federation = linear()
 print("ready", flush=True)
 cs.fit(
-    algorithm, task, federation, rounds=int(rounds), cohort=4, out=out, resume=True, test=federation,
-    checkpoint_every=2, state_memory=0, engine=cs.Simulator(device="cpu", chunk=1, workers=int(workers)),
+    algorithm, task, federation, rounds=int(rounds), cohort=4, resume=True, test=federation,
+    out=cs.runs.Storage(out, checkpoint_every=2, state_memory=0),
+    engine=cs.Simulator(device="cpu", chunk=1, workers=int(workers)),
     progress=False, callbacks=[lambda *_: time.sleep(0.004)],
 )
 """
@@ -164,7 +170,7 @@ def test_ctrl_c_finishes_the_round_and_prints_a_command_that_goes_on_to_the_same
 def test_ctrl_c_twice_stops_in_the_middle_of_a_round(tmp_path: Path) -> None:
     config, out = tmp_path / "config.toml", tmp_path / "run"
     (tmp_path / "slow.py").write_text(SLOW)
-    config.write_text(CONFIG.replace('name = "FedAvg"\nbatch = 100', 'name = "slow.py:Slow"'))
+    config.write_text(CONFIG.replace('name = "FedAvg"\nbatch_size = 100', 'name = "slow.py:Slow"'))
     with started("consilience", "run", str(config), "--set", "run.checkpoint_every=1", "--out", str(out)) as process:
         until((tmp_path / "asleep").exists, process)
         assert process.stderr is not None
@@ -180,3 +186,48 @@ def test_ctrl_c_twice_stops_in_the_middle_of_a_round(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     assert rounds_done(out) == 2
     assert (out / "checkpoints" / "round-0000002.safetensors").exists()
+
+
+AROUND_SWITCH = """
+import os, signal, sys
+from test_kill import ROUNDS, SWITCH
+from consilience.core.errors import CheckpointError
+from consilience.runs.directory import RunDirectory
+from support.runs import fit
+from support.scenarios import linear
+
+out, last = sys.argv[1], int(sys.argv[2])
+end = lambda run, line: os.kill(os.getpid(), signal.SIGKILL) if line["round"] == last else None
+fit(SWITCH, *linear(), rounds=ROUNDS, cohort=3, out=out, resume=True, checkpoint_every=2, state_memory=0,
+    callbacks=[end])
+"""
+
+
+def test_killed_in_the_rounds_around_a_switch_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
+    task, federation = linear()
+    script, whole, killed = tmp_path / "script.py", tmp_path / "whole", tmp_path / "killed"
+    script.write_text(AROUND_SWITCH)
+    options = {"rounds": ROUNDS, "cohort": 3, "checkpoint_every": 2, "state_memory": 0}
+    fit(SWITCH, task, federation, out=whole, **options)
+    for last in (AT, AT + 1):
+        with started(sys.executable, str(script), str(killed), str(last)) as process:
+            assert process.wait(60) == -signal.SIGKILL, process.communicate()
+        assert [line["round"] for line in read_lines(killed)] == list(range(1, last + 1))
+    fit(SWITCH, task, federation, out=killed, resume=True, **options)
+    assert_same_end(whole, killed, ROUNDS)
+
+
+def test_a_directory_where_another_process_is_at_work_is_refused(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from consilience.runs.directory import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).locked():\n    print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(CheckpointError, match="another process is at work in"), RunDirectory(tmp_path).locked():
+            pass
+        other.kill()
+        other.wait()
+        with RunDirectory(tmp_path).locked():
+            pass

@@ -20,7 +20,7 @@ from consilience.flower.office import Manners, Office
 from consilience.flower.roster import Roster
 from consilience.flower.site import Site, fingerprint
 from consilience.report import write_report
-from consilience.runs.directory import RunDirectory
+from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.fit import fit
 from consilience.runs.run import Callback, Run
 from consilience.tasks.task import Task
@@ -115,11 +115,10 @@ def serve(
         cohort=cohort,
         test=test,
         seed=seed,
-        out=place,
+        out=Storage(place, checkpoint_every=checkpoint_every),
         resume=RunDirectory(place).exists(),
         engine=engine,
         evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
         callbacks=[_say, *callbacks],
         progress=False,
         debug=debug,

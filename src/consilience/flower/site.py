@@ -32,7 +32,7 @@ from consilience.flower.letters import (
     Marks,
     Order,
 )
-from consilience.runs.directory import about, describe
+from consilience.runs.identity import about, describe
 from consilience.tasks.task import Task
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from consilience.algorithms.switch import Method
 from consilience.figures.panels import Panels
 from consilience.figures.pictures import Pictures
+from consilience.runs.directory import Storage
 from consilience.studies.compare import Comparison, Row, Setting, compare
 
 
@@ -47,6 +48,7 @@ def compared(
     options: Options,
     methods: Mapping[str, Method],
     setting: Callable[[int], Setting],
+    checkpoint_every: int = 10,
     **others: Any,
 ) -> Comparison:
     """A recipe that is one comparison; `others` are options of `compare` and `fit`."""
@@ -54,7 +56,7 @@ def compared(
         methods,
         setting,
         seeds=options.seeds,
-        out=options.out,
+        out=Storage(options.out, checkpoint_every=checkpoint_every),
         title=title,
         text=text,
         command=options.command(name),

@@ -22,6 +22,7 @@ from consilience.models import cnn, dcgan_discriminator, dcgan_generator
 from consilience.optim import Adam, AMSGrad
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
+from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
 from consilience.studies.compare import Comparison, Row, Setting, compare
 from consilience.tasks.adversarial import Adversarial, LeastSquares, Objective
@@ -157,14 +158,16 @@ class Images:
                     chosen,
                     lambda seed: self.setting(split, seed, quick),
                     seeds=options.seeds,
-                    out=Path(options.out) / split / ("served" if served else "averaged"),
+                    out=Storage(
+                        Path(options.out) / split / ("served" if served else "averaged"),
+                        checkpoint_every=max(1, rounds // 25),
+                    ),
                     title=f"{self.data}, {split}",
                     resume=options.resume,
                     on_run=None if tell is None else lambda method, seed: tell(f"{split}, {method}", seed),
                     paper={} if quick else paper,
                     rounds=rounds,
                     evaluate_every=max(1, rounds // 5),
-                    checkpoint_every=max(1, rounds // 25),
                     engine=Simulator(chunk=10, workers=1, threads=1) if quick else Simulator(),
                     progress=False,
                 )

@@ -21,6 +21,7 @@ from consilience.models import lenet5, resnet9
 from consilience.optim import SGD, Tapered
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.fedep import seeded
+from consilience.runs.directory import Storage
 from consilience.runs.run import Run
 from consilience.studies.compare import Comparison, Row, Setting, compare
 from consilience.tasks.likelihoods import Classification
@@ -104,14 +105,13 @@ class Benchmark:
             methods(),
             lambda seed: self.setting(split, seed, options.quick),
             seeds=options.seeds,
-            out=Path(options.out) / split,
+            out=Storage(Path(options.out) / split, checkpoint_every=20),
             title=f"{self.data}, {split}",
             resume=options.resume,
             on_run=announce,
             measure=lambda run, _: wobble(run),
             rounds=2 if options.quick else self.rounds,
             evaluate_every=1,
-            checkpoint_every=20,
             engine=Simulator(chunk=CLIENTS, workers=1, threads=1) if options.quick else Simulator(),
             progress=False,
         )

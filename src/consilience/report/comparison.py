@@ -28,7 +28,7 @@ from consilience.report.run import (
 )
 from consilience.report.statistics import difference_section, fairness_section, tuning_section
 from consilience.report.uncertainty import entropy_comparison
-from consilience.runs.reading import RunFiles, read_json, read_runs
+from consilience.runs.stored import RunFiles, read_json, read_runs
 
 MAX_DRAWN = 24
 ARROW = {1: " ↑", -1: " ↓", 0: ""}

@@ -13,7 +13,7 @@ from consilience.figures.pictures import Picture, Pictures, Row, heat
 # Evaluation makes samples, and matplotlib takes long to import: only reports pay for it.
 if TYPE_CHECKING:
     from consilience.report.page import Section
-    from consilience.runs.reading import RunFiles
+    from consilience.runs.stored import RunFiles
 
 MAX_IMAGES, ACROSS = 64, 8
 MAX_POINTS, MAX_CELLS = 500, 60

@@ -27,7 +27,7 @@ from consilience.report import comparison as comparisons
 from consilience.report import figures
 from consilience.report import run as runs
 from consilience.report.page import Key, Plot, Section
-from consilience.runs.reading import RunFiles
+from consilience.runs.stored import RunFiles
 
 __all__ = ["ComparisonPlots", "Figure", "RunPlots"]
 

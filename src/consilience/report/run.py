@@ -16,7 +16,7 @@ from consilience.report import figures
 from consilience.report.generated import generated_section
 from consilience.report.page import Cell, Key, Link, Page, Plot, Section, Table, Tile
 from consilience.report.uncertainty import entropy_section, posterior_section
-from consilience.runs.reading import RunFiles, read_json
+from consilience.runs.stored import RunFiles, read_json
 
 MAX_DRAWN = 60
 MAX_LISTED = 1000

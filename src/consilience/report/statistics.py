@@ -13,7 +13,7 @@ from consilience.report.figures import clip, swatch
 from consilience.report.page import Cell, Plot, Section, Table
 from consilience.report.run import BETTER
 from consilience.report.strips import Spread, forest, spreads
-from consilience.runs.reading import RunFiles
+from consilience.runs.stored import RunFiles
 
 MAX_FIGURES = 2
 Scores = dict[str, dict[str, list[list[float]]]]  # metric → method → one list of clients' scores a seed

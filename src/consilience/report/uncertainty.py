@@ -11,7 +11,7 @@ from consilience.metrics import spread
 from consilience.report.figures import swatch
 from consilience.report.page import Cell, Plot, Section, Table
 from consilience.report.strips import Ridge, densities, ridges
-from consilience.runs.reading import RunFiles
+from consilience.runs.stored import RunFiles
 
 GROUPS = {"right": 0, "wrong": 1, "outside": 3}  # with their colours
 X_LABEL = "predictive entropy in nats"

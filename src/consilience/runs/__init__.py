@@ -1,8 +1,9 @@
 """fit, the round loop, run directories and what is made from them."""
 
 from consilience.runs import tracking
-from consilience.runs.directory import StoredRun, load_posterior, load_run
+from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
 from consilience.runs.run import Callback, Run
+from consilience.runs.stored import StoredRun, load_posterior, load_run
 
-__all__ = ["Callback", "Run", "StoredRun", "fit", "load_posterior", "load_run", "tracking"]
+__all__ = ["Callback", "Run", "Storage", "StoredRun", "fit", "load_posterior", "load_run", "tracking"]

@@ -22,7 +22,8 @@ from consilience.engines.ranks import Ranks
 from consilience.engines.session import Engine
 from consilience.engines.simulator import Simulator
 from consilience.evaluation.uncertainty import check_unlabelled
-from consilience.runs.directory import RunDirectory, Saved, describe, differences, identity
+from consilience.runs.directory import RunDirectory, Saved, Storage
+from consilience.runs.identity import describe, differences, identity
 from consilience.runs.loop import Loop, Stage
 from consilience.runs.run import Callback, Run, federation_facts
 from consilience.tasks.task import Task
@@ -38,29 +39,25 @@ def fit(
     test: Dataset | Federation | None = None,
     outside: Dataset | None = None,
     seed: int = 0,
-    out: str | Path | None = None,
+    out: str | Path | Storage | None = None,
     resume: bool = False,
-    warm: str | Path | None = None,
     engine: Engine | None = None,
     evaluate_every: int | None = None,
-    checkpoint_every: int = 10,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    state_memory: int = 8 << 30,
     debug: bool = False,
 ) -> Run:
     """Run `rounds` rounds of an algorithm on a federation, `cohort` clients each (all when None).
 
-    With `out`, the run is a directory: metrics.jsonl, checkpoints, evaluation.json; with `resume` it goes on from its
-    last checkpoint to the very same result. A `Switch` may begin from the directory `warm` of a run of its first method
-    that ends where it switches. `evaluate_every` is a tenth of the rounds when None. Clients' states that together
-    outgrow `state_memory` bytes are kept in files under `out`. With `debug` the algorithm audits itself every round.
-    After every round each of `callbacks` is called with the `Run` so far and the round's line (see `Callback`).
-    `outside`: Out-of-distribution examples, used to score uncertainty.
-    A run in which not one update was accepted has learned nothing, and ends with an error.
+    With `out`, a path or a `Storage`, the run is a directory: metrics.jsonl, checkpoints, evaluation.json. With
+    `resume` it continues from its last checkpoint, to the result of an uninterrupted run. `evaluate_every` None
+    evaluates ten times. `outside` is out-of-distribution data, used to score the final model's uncertainty. After every
+    round each of `callbacks` is called with the `Run` so far and the round's line (see `Callback`). With `debug` the
+    algorithm audits its own state every round. A run in which no update was accepted ends with an error.
     """
     _check_types(locals())
-    cohort, evaluate_every = _checked(task, federation, test, rounds, cohort, evaluate_every, checkpoint_every)
+    cohort, evaluate_every = _checked(task, federation, test, rounds, cohort, evaluate_every)
+    storage = Storage.of(out)
     if outside is not None:
         if test is None:
             raise ConfigError("outside is compared with the test data: pass test= as well")
@@ -71,13 +68,13 @@ def fit(
     facts = _facts(algorithm, stages[0], len(stages), rounds, cohort, seed, who)
     with engine.started() as (simulator, ranks), ExitStack() as held:
         _must_agree(ranks, who)
-        place = None if out is None else Path(out)
+        place = storage.directory
         directory = None if place is None or not ranks.leads else RunDirectory(place)
         loop = Loop(
-            simulator, ranks, place, directory, facts, rounds, cohort, seed, test, evaluate_every, checkpoint_every,
-            callbacks, progress, state_memory, debug, outside,
+            simulator, ranks, place, directory, facts, rounds, cohort, seed, test, evaluate_every,
+            storage.checkpoint_every, callbacks, progress, storage.state_memory, debug, outside,
         )  # fmt: skip
-        source = None if warm is None else RunDirectory(Path(warm))
+        source = None if storage.warm is None else RunDirectory(Path(storage.warm))
         found = ranks.in_turn(lambda: _begin(loop, algorithm, stages[0].algorithm, who, resume, source, held))
         return loop.go(stages, *(found or (0, None)))
 
@@ -151,15 +148,8 @@ def _checked(
     rounds: int,
     cohort: int | None,
     evaluate_every: int | None,
-    checkpoint_every: int,
 ) -> tuple[int, int]:
-    at_least_one = {
-        "rounds": rounds,
-        "cohort": cohort,
-        "evaluate_every": evaluate_every,
-        "checkpoint_every": checkpoint_every,
-    }
-    for name, value in at_least_one.items():
+    for name, value in {"rounds": rounds, "cohort": cohort, "evaluate_every": evaluate_every}.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if cohort is not None and cohort > len(federation):

@@ -25,9 +25,10 @@ from consilience.evaluation.predictions import predict_each
 from consilience.evaluation.samples import generate
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.evaluation.uncertainty import Uncertainty, uncertainty
-from consilience.runs.directory import RunDirectory, describe
-from consilience.runs.reading import RunFiles
-from consilience.runs.tracking import flat, frame
+from consilience.runs.directory import RunDirectory
+from consilience.runs.identity import describe
+from consilience.runs.rows import flat, frame
+from consilience.runs.stored import RunFiles
 from consilience.tasks.adversarial import Adversarial
 from consilience.tasks.task import Task
 

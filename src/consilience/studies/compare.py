@@ -29,12 +29,13 @@ from consilience.data.federation import Federation
 from consilience.figures.panels import Panels
 from consilience.figures.pictures import Pictures
 from consilience.metrics import MARGINAL, direction, rounds_to, spread
-from consilience.runs.directory import describe, load_run
+from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
+from consilience.runs.identity import describe
 from consilience.runs.progress import Runs
-from consilience.runs.reading import RunFiles, read_runs
+from consilience.runs.rows import flat, frame
 from consilience.runs.run import Run
-from consilience.runs.tracking import flat, frame
+from consilience.runs.stored import RunFiles, load_run, read_runs
 from consilience.studies import tune as tuning
 from consilience.tasks.task import Task
 
@@ -195,7 +196,7 @@ def compare(
     tune: int | None = None,
     select: str | None = None,
     target: float | None = None,
-    out: str | Path | None = None,
+    out: str | Path | Storage | None = None,
     title: str = "Comparison",
     text: str = "",
     command: str = "",
@@ -219,8 +220,9 @@ def compare(
     tuning.must_simulate(options)
     if select is not None and tune is None:
         raise ConfigError("select is the score to tune by: pass tune= as well, or leave it out")
-    if out is not None:
-        _must_be_free(Path(out), resume)
+    storage = Storage.of(out)
+    if storage.directory is not None:
+        _must_be_free(storage.directory, resume)
     at = lru_cache(maxsize=1)(setting if callable(setting) else lambda _: setting)  # tuning's is the first seed's
     result, found = Comparison(title, text, command), _Scores(paper)
     start = time.perf_counter()
@@ -231,7 +233,7 @@ def compare(
             def on_trial(label: str, trial: int) -> None:
                 runs.begin(f"tuning {label}, trial {trial + 1} of {trials[label]}")
 
-            same: dict[str, Any] = {"out": out, "resume": resume, "select": select, "on_trial": on_trial}
+            same: dict[str, Any] = {"out": storage, "resume": resume, "select": select, "on_trial": on_trial}
             same |= {"seed": numbers[0], **options}
             tuned = tuning.tune(methods, at(numbers[0]), trials=tune, **same)
             methods, result.tuning = tuned.methods, tuned.tuning
@@ -239,37 +241,40 @@ def compare(
             runs.begin(f"{method}, seed {seed}")
             if on_run is not None:
                 on_run(method, seed)
-            run, where = _run(algorithm, at(seed), method, None if out is None else Path(out), resume, seed, **options)
+            run, where = _run(algorithm, at(seed), method, storage, resume, seed, **options)
             found.add(run, method, seed, {} if measure is None else measure(run, at(seed)), target)
             if where is not None:
                 result.runs.append({"method": method, "seed": seed, "directory": str(where)})
     result.rows, result.per_client = found.rows(), found.per_client()
     result.scores, result.paired = found.listed(numbers), found.paired(list(methods))
     result.seconds = time.perf_counter() - start
-    if out is not None:
-        result.save(Path(out))
+    if storage.directory is not None:
+        result.save(storage.directory)
     return result
 
 
 def _run(
-    algorithm: Method, at: Setting, method: str, out: Path | None, resume: bool, seed: int, **options: Any
+    algorithm: Method, at: Setting, method: str, storage: Storage, resume: bool, seed: int, **options: Any
 ) -> tuple[Run, Path | None]:
-    """A run, and its directory in `out`."""
+    """A run, and its directory inside the comparison's."""
     same: dict[str, Any] = {"test": at.test, "seed": seed, **options}
-    if out is None:
-        return fit(algorithm, at.task, at.federation, **same), None
-    where, warm = Path(method) / f"seed-{seed}", _warm_start(algorithm, at, out, **same)
-    return fit(algorithm, at.task, at.federation, out=out / where, resume=resume, warm=warm, **same), where
+    if storage.directory is None:
+        return fit(algorithm, at.task, at.federation, out=storage, **same), None
+    where, warm = Path(method) / f"seed-{seed}", _warm_start(algorithm, at, storage, **same)
+    out = storage.below(str(where), warm=warm)
+    return fit(algorithm, at.task, at.federation, out=out, resume=resume, **same), where
 
 
-def _warm_start(method: Method, at: Setting, out: Path, *, rounds: int, seed: int, **same: Any) -> Path | None:
+def _warm_start(method: Method, at: Setting, out: Storage, *, rounds: int, seed: int, **same: Any) -> Path | None:
     """The directory of a run of a switch's first method, run now if it is not there yet; None for other methods."""
     if not isinstance(method, Switch) or rounds <= method.at:
         return None
     first = zlib.crc32(json.dumps(describe(method.first)).encode())
-    where = out / "warm starts" / f"{method.first.name}-{method.at}-{first:08x}" / f"seed-{seed}"
+    own = out.below("warm starts", f"{method.first.name}-{method.at}-{first:08x}", f"seed-{seed}")
+    where = own.directory
+    assert where is not None
     resume = (where / "run.json").exists()
-    fit(method.first, at.task, at.federation, rounds=method.at, seed=seed, out=where, resume=resume, **same)
+    fit(method.first, at.task, at.federation, rounds=method.at, seed=seed, out=own, resume=resume, **same)
     return where
 
 

@@ -26,8 +26,9 @@ from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.engines import Distributed
 from consilience.metrics import direction
-from consilience.runs.directory import RunDirectory, describe
+from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.fit import fit
+from consilience.runs.identity import describe
 from consilience.runs.run import Run
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def tune(
     trials: int,
     rounds: int,
     seed: int = 0,
-    out: str | Path | None = None,
+    out: str | Path | Storage | None = None,
     resume: bool = False,
     select: str | None = None,
     on_trial: Callable[[str, int], None] | None = None,
@@ -155,8 +156,8 @@ def tune(
         for k, version in enumerate(versions[label]):
             if on_trial is not None:
                 on_trial(label, k)
-            where = None if out is None else Path(out) / "tuning" / label / f"trial-{k}"
-            scored = _trial(version, setting, train, where, resume and where is not None, f"{label}, trial {k}", **same)
+            own = Storage.of(out).below("tuning", label, f"trial-{k}")
+            scored = _trial(version, setting, train, own, resume, f"{label}, trial {k}", **same)
             if scored is not None:
                 select = _metric(scored, select)
             scores.append(None if scored is None or select is None else _finite(scored[select]))
@@ -196,15 +197,17 @@ def _validation(setting: Setting, seed: int) -> tuple[Federation, Dataset | Fede
 
 
 def _trial(
-    method: Method, setting: Setting, train: Federation, where: Path | None, resume: bool, name: str, **options: Any
+    method: Method, setting: Setting, train: Federation, out: Storage, resume: bool, name: str, **options: Any
 ) -> dict[str, float] | None:
     """Validation scores of one run, None if it diverged; its directory remembers that."""
+    where = out.directory
+    resume = resume and where is not None
     if resume and where is not None and (where / DIVERGED).exists() and _same(where, method):
         return None
     callbacks = [*options.pop("callbacks", ()), _nobody_left]
     try:
         with _without_complaints():
-            run = fit(method, setting.task, train, out=where, resume=resume, callbacks=callbacks, **options)
+            run = fit(method, setting.task, train, out=out, resume=resume, callbacks=callbacks, **options)
         _nobody_left(run, run.history[-1])  # a resumed run calls nobody back
     except (_Diverged, ClientError, ArithmeticError, ValueError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):

@@ -308,11 +308,12 @@ def test_a_stream_that_is_cut_short_and_resumed_is_the_same_run(tmp_path):
 
     task, train, _ = blobs()
     method, stream = cs.PFNM(TRAIN, MANY, streaming=True), train.stream(4)
-    options = {"rounds": 6, "cohort": 4, "checkpoint_every": 2}
+    options = {"rounds": 6, "cohort": 4}
+    out = cs.runs.Storage(tmp_path / "run", checkpoint_every=2)
     whole = learn(method, task, stream, **options)
     with pytest.raises(CutError):
-        learn(method, task, stream, out=tmp_path / "run", callbacks=[cut], **options)
-    resumed = learn(method, task, stream, out=tmp_path / "run", resume=True, **options)
+        learn(method, task, stream, out=out, callbacks=[cut], **options)
+    resumed = learn(method, task, stream, out=out, resume=True, **options)
     assert [line["width"] for line in resumed.history] == [line["width"] for line in whole.history]
     for (name, x), (_, y) in zip(leaves(whole.server), leaves(resumed.server), strict=True):
         assert torch.equal(x, y), name

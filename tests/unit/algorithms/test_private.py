@@ -176,13 +176,14 @@ def test_a_resumed_run_goes_on_with_the_key_that_it_had(tmp_path, monkeypatch):
             raise CutError
 
     task, federation = linear()
-    method, options = cs.Private(cs.FedAvg(TRAIN)), {"rounds": 5, "cohort": 3, "checkpoint_every": 2}
+    method, options = cs.Private(cs.FedAvg(TRAIN)), {"rounds": 5, "cohort": 3}
+    out = cs.runs.Storage(tmp_path / "run", checkpoint_every=2)
     monkeypatch.setattr(secrets, "token_bytes", bytes)
     whole = fit(method, task, federation, **options)
     with pytest.raises(CutError):
-        fit(method, task, federation, out=tmp_path / "run", callbacks=[cut], **options)
+        fit(method, task, federation, out=out, callbacks=[cut], **options)
     monkeypatch.setattr(secrets, "token_bytes", lambda n: bytes(range(n)))
-    resumed = fit(method, task, federation, out=tmp_path / "run", resume=True, **options)
+    resumed = fit(method, task, federation, out=out, resume=True, **options)
     assert torch.equal(whole.posterior.mean, resumed.posterior.mean)
     assert [line["epsilon"] for line in resumed.history] == [line["epsilon"] for line in whole.history]
     other = fit(method, task, federation, **options)

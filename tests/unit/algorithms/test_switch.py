@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 import consilience as cs
 from consilience.algorithms.shared.factors import Server
 from consilience.core.errors import CheckpointError, ConfigError
-from support.kill import assert_same_end, started
 from support.runs import (
     FORKED,
     PARAMETERS,
@@ -291,34 +288,6 @@ def test_a_run_across_its_switch_is_not_resumed_with_another_one(tmp_path: Path)
     }.items():
         with pytest.raises(CheckpointError, match=sentence):
             fit(other, task, federation, rounds=ROUNDS + 1, out=tmp_path / "run", resume=True)
-
-
-SCRIPT = """
-import os, signal, sys
-import consilience as cs
-from support.runs import fit
-from support.switch import AT, ROUNDS, SWITCH
-from support.scenarios import linear
-
-out, last = sys.argv[1], int(sys.argv[2])
-end = lambda run, line: os.kill(os.getpid(), signal.SIGKILL) if line["round"] == last else None
-fit(SWITCH, *linear(), rounds=ROUNDS, cohort=3, out=out, resume=True, checkpoint_every=2, state_memory=0,
-    callbacks=[end])
-"""
-
-
-def test_killed_in_the_rounds_around_the_switch_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
-    task, federation = linear()
-    script, whole, killed = tmp_path / "script.py", tmp_path / "whole", tmp_path / "killed"
-    script.write_text(SCRIPT)
-    options = {"rounds": ROUNDS, "cohort": 3, "checkpoint_every": 2, "state_memory": 0}
-    fit(SWITCH, task, federation, out=whole, **options)
-    for last in (AT, AT + 1):
-        with started(sys.executable, str(script), str(killed), str(last)) as process:
-            assert process.wait(60) == -signal.SIGKILL, process.communicate()
-        assert [line["round"] for line in read_lines(killed)] == list(range(1, last + 1))
-    fit(SWITCH, task, federation, out=killed, resume=True, **options)
-    assert_same_end(whole, killed, ROUNDS)
 
 
 # Warm starts

@@ -12,14 +12,15 @@ import pytest
 
 import consilience as cs
 from consilience.core.errors import ConfigError
-from consilience.runs.tracking import CSV, Sheet, TensorBoard, flat
+from consilience.runs.rows import Sheet, flat
+from consilience.runs.tracking import CSV, TensorBoard
 from consilience.studies.compare import Comparison, Row, Setting, compare
 from support.scenarios import blobs, linear
 
 HERE = cs.Simulator(device="cpu", chunk=4, workers=1)
 FEDEP = cs.FedEP(cs.inference.Identity(cs.SGD(lr=0.05, batch_size=4)))
 FEDAVG = cs.FedAvg(cs.SGD(lr=0.1, batch_size=4))
-OPTIONS: dict[str, Any] = {"rounds": 7, "engine": HERE, "progress": False, "evaluate_every": 3, "checkpoint_every": 2}
+OPTIONS: dict[str, Any] = {"rounds": 7, "engine": HERE, "progress": False, "evaluate_every": 3}
 
 
 class Power(Exception):  # noqa: N818
@@ -126,12 +127,13 @@ def test_a_run_directory_has_its_metrics_as_csv(tmp_path: Path) -> None:
 
 def test_the_csv_of_a_resumed_run_is_that_of_one_that_was_never_interrupted(tmp_path: Path) -> None:
     task, federation, test = blobs()
+    parts = cs.runs.Storage(tmp_path / "parts", checkpoint_every=2)
     cs.fit(FEDEP, task, federation, test=test, out=tmp_path / "whole", **OPTIONS)
     with pytest.raises(Power):
-        cs.fit(FEDEP, task, federation, test=test, out=tmp_path / "parts", callbacks=[cut], **OPTIONS)
+        cs.fit(FEDEP, task, federation, test=test, out=parts, callbacks=[cut], **OPTIONS)
     assert [row["round"] for row in timeless(tmp_path / "parts" / "metrics.csv")] == ["1", "2", "3", "4"]
     follow = CSV(tmp_path / "followed.csv")
-    cs.fit(FEDEP, task, federation, test=test, out=tmp_path / "parts", resume=True, callbacks=[follow], **OPTIONS)
+    cs.fit(FEDEP, task, federation, test=test, out=parts, resume=True, callbacks=[follow], **OPTIONS)
     whole = timeless(tmp_path / "whole" / "metrics.csv")
     assert len(whole) == 7
     assert timeless(tmp_path / "parts" / "metrics.csv") == whole
@@ -179,12 +181,12 @@ def test_tensorboard_shows_every_round_even_of_a_resumed_run(tmp_path: Path) -> 
     def look(run: cs.runs.Run, line: dict[str, Any]) -> None:
         seen.append(len(scalars(tmp_path / "board")["loss"]))
 
-    board = TensorBoard(tmp_path / "board")
+    board, out = TensorBoard(tmp_path / "board"), cs.runs.Storage(tmp_path / "run", checkpoint_every=2)
     with pytest.raises(Power):
-        cs.fit(FEDEP, task, federation, test=test, out=tmp_path / "run", callbacks=[board, look, cut], **OPTIONS)
+        cs.fit(FEDEP, task, federation, test=test, out=out, callbacks=[board, look, cut], **OPTIONS)
     assert seen == [1, 2, 3, 4, 5]
     board = TensorBoard(tmp_path / "board")
-    again = {"out": tmp_path / "run", "resume": True, "callbacks": [board]}
+    again = {"out": out, "resume": True, "callbacks": [board]}
     run = cs.fit(FEDEP, task, federation, test=test, **again, **OPTIONS)
     found = scalars(tmp_path / "board")
     assert {"loss", "seconds", "bytes/down", "bytes/up", "eval/accuracy", "marginal/nll"} <= set(found)

@@ -318,6 +318,7 @@ def test_a_cut_comparison_goes_on_to_the_same_result_and_runs_nothing_again(tmp_
     options = {"seeds": 1, "tune": 3}
     whole = compare(methods, at, out=tmp_path / "whole", **options, **OPTIONS)
 
+    stored = cs.runs.Storage(tmp_path / "cut", checkpoint_every=1)
     seen = []
 
     def cut(run, line):
@@ -325,20 +326,20 @@ def test_a_cut_comparison_goes_on_to_the_same_result_and_runs_nothing_again(tmp_
         if len(seen) == 9:  # in the middle of a trial
             raise KeyboardInterrupt
 
-    cutting = {**OPTIONS, "callbacks": [cut], "checkpoint_every": 1}
+    cutting = {**OPTIONS, "callbacks": [cut]}
     with pytest.raises(KeyboardInterrupt):
-        compare(methods, at, out=tmp_path / "cut", **options, **cutting)
+        compare(methods, at, out=stored, **options, **cutting)
     assert not (tmp_path / "cut" / "comparison.json").exists()
     again = []
-    going_on = {**counting(again), "checkpoint_every": 1}
-    result = compare(methods, at, out=tmp_path / "cut", resume=True, **options, **going_on)
+    going_on = counting(again)
+    result = compare(methods, at, out=stored, resume=True, **options, **going_on)
     assert result.tuning == whole.tuning
     timeless = [row for row in result.rows if row.metric != "seconds"]
     assert timeless == [row for row in whole.rows if row.metric != "seconds"]
     rounds = 3 + 1 + 1 + 3 * 3 + (3 + 1 + 2)  # tuning of both, and three runs, of which one is a warm start
     assert len(seen) - 1 + len(again) == rounds
     again.clear()
-    compare(methods, at, out=tmp_path / "cut", resume=True, **options, **going_on)
+    compare(methods, at, out=stored, resume=True, **options, **going_on)
     assert not again
 
 

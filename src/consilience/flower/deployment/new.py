@@ -23,7 +23,7 @@ from consilience.core.version import __version__
 from consilience.data import Dataset
 from consilience.data.loaders.files import data_root
 from consilience.data.loaders.silos import features_of
-from consilience.runs.directory import describe
+from consilience.runs.identity import describe
 from consilience.studies.compare import Setting
 
 HOLDOUT = 0.2  # of every site, where the simulation has a test set of its own

@@ -1,4 +1,4 @@
-"""What run and comparison directories hold."""
+"""Stored runs: what run and comparison directories hold."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from consilience.core import text
-from consilience.core.errors import ConsilienceError
+from consilience.core.beliefs import Belief
+from consilience.core.display import summary, summary_table
+from consilience.core.errors import CheckpointError, ConsilienceError, RecordError
+from consilience.core.records import unpack
+from consilience.core.text import plural
+from consilience.evaluation.scores import Evaluation
 from consilience.metrics import Reliability
+from consilience.runs.directory import POSTERIOR, RunDirectory
+from consilience.runs.rows import flat, frame
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -109,3 +119,81 @@ def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[st
         if (place / "run.json").is_file():
             found[str(entry["method"])].append(RunFiles.read(place))
     return found
+
+
+def load_posterior(path: str | Path) -> Belief:
+    """What a run's server believed of the weights at its last checkpoint: from the run's directory, or from a copy of
+    its posterior.safetensors."""
+    file = Path(path) / POSTERIOR if Path(path).is_dir() else Path(path)
+    try:
+        belief = unpack(file.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"there is no posterior at {file}: {error.strerror}") from error
+    except RecordError as error:
+        raise CheckpointError(f"{file} holds no posterior: {error}") from error
+    if not isinstance(belief, Belief):
+        raise CheckpointError(f"{file} holds no posterior, but a {type(belief).__name__}")
+    return belief
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a run left behind, without its data and its module: enough to look at it. To predict, make the task again
+    and call `task.predict(stored.posterior.mean, x)` or `evaluate(task, stored.posterior, data)`."""
+
+    directory: Path
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    evaluation: Evaluation | None
+
+    def __repr__(self) -> str:
+        return summary(self.files().method, self._data("data"), self.history, self.directory)
+
+    def _repr_html_(self) -> str:
+        task = self.config.get("task") or {}
+        who = [plural(self._data("clients", 0), "client"), self._data("how")]
+        data = f"{self._data('data')}: {', '.join(filter(None, who))}"
+        what = f"{task.get('kind', '')}, {plural(task.get('parameters') or 0, 'parameter')}"
+        return summary_table(self.files().method, data, what, self.history, self.directory)
+
+    @property
+    def posterior(self) -> Belief:
+        """What the server believed of the weights at the last checkpoint."""
+        return load_posterior(self.directory)
+
+    def frame(self) -> pandas.DataFrame:
+        """The history as a data frame, one row a round; needs pandas."""
+        return frame([flat(line) for line in self.history])
+
+    def files(self, evaluated: bool = True) -> RunFiles:
+        """The run as plain data, as the report reads it."""
+        found = None if self.evaluation is None else self.evaluation.to_json()
+        return RunFiles(self.config, self.history, found or {})
+
+    def _data(self, name: str, otherwise: Any = "") -> Any:
+        return (self.config.get("federation") or {}).get(name) or otherwise
+
+
+def load_run(directory: str | Path) -> StoredRun:
+    """A run from its directory, finished or not. No data is needed, and none is read."""
+    where = Path(directory)
+    if not RunDirectory(where).exists():
+        raise CheckpointError(f"{where} is not a run directory: it has no run.json")
+    files = RunFiles.read(where)
+    return StoredRun(where, files.config, files.rounds, _evaluation(files.evaluation))
+
+
+def _evaluation(found: dict[str, Any]) -> Evaluation | None:
+    """The scores of evaluation.json. Its histograms stay there."""
+    point, marginal = found.get("point"), found.get("marginal") or {}
+    if not point:
+        return None
+    return Evaluation(
+        point["metrics"],
+        marginal.get("metrics"),
+        found.get("clients") or [],
+        point.get("reliability"),
+        marginal.get("reliability"),
+        outside=found.get("outside"),
+        belief=found.get("belief") or "",
+    )
