@@ -7,7 +7,7 @@ export CONSILIENCE_DATA ?= $(if $(DATA),$(abspath $(DATA)),)
 # Tests start many processes: without bytecode on disk each of them compiles everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test collected lint docs bench clean
+.PHONY: setup demo check test warm coverage lint docs bench clean
 
 setup: $(VENV)/ready
 
@@ -22,20 +22,32 @@ $(VENV)/ready: requirements.lock pyproject.toml
 demo: setup
 	$(BIN)/consilience demo
 
-# One thread a test process: processes of two threads each fight over two cores. Three of them, as some tests wait for
-# processes of their own. They find the tests compiled and the images decoded: that is done once, while mypy reads.
-test: setup
-	$(MAKE) -j2 lint collected
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+# Tests run in three processes of one thread each: some of them wait for processes of their own.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-collected: setup
-	@$(BIN)/python -m pytest --collect-only > /dev/null || true  # what is wrong is said when they run
+# The inner loop: lint, cached types, unit tests and the conformance of the core methods.
+check: setup
+	@start=$$(date +%s); \
+	$(MAKE) --no-print-directory lint && \
+	$(PYTEST) tests/unit tests/conformance -m "core or not conformance" && \
+	echo "make check: $$(($$(date +%s) - start)) seconds"
+
+test: setup
+	@start=$$(date +%s); \
+	$(MAKE) --no-print-directory -j2 lint warm && \
+	$(PYTEST) && \
+	echo "make test: $$(($$(date +%s) - start)) seconds"
+
+# Bytecode of the tests and decoded images, made once while mypy reads.
+warm: setup
+	@$(BIN)/python -m pytest --collect-only > /dev/null || true
 	@$(BIN)/python -c "import consilience as cs; cs.load('cifar10'), cs.load('cifar100')" 2> /dev/null || true
 
+coverage: setup
+	$(PYTEST) --cov=consilience --cov-report=term:skip-covered
+
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 docs: setup
 	$(BIN)/mkdocs build --strict

@@ -1,4 +1,4 @@
-"""What tests of several files need."""
+"""Fixtures for tests of several files."""
 
 import os
 
@@ -9,12 +9,15 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # our GPU kernels run in Python, slowly; Triton asks when it is imported
 
 
-# Of tests that take long, or wait for other processes: they come first, so that nobody waits for them in the end.
 LONG = [f"test_{name}.py" for name in ("loopback", "kill", "ranks", "sa_ode", "recipes", "docs")]
 
 
 def pytest_collection_modifyitems(items):
+    """Start the tests that take longest first, and mark conformance tests, of which `make check` runs the core only."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    for item in items:
+        if item.path.parent.name == "conformance":
+            item.add_marker("conformance")
 
 
 @pytest.fixture

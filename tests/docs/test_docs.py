@@ -80,6 +80,19 @@ def test_a_config_of_a_page_runs_with_all_methods_that_it_compares(page, name, d
         assert 0 <= run.history[-1]["eval"]["accuracy"] <= 1
 
 
+def test_the_example_of_the_readme_prints_what_stands_there(desk, capsys):
+    (code, printed), *_ = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", PAGES[0].read_text(), re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_lines_of_prose_and_code_have_at_most_100_characters(page):
+    """Rows of tables and pictures cannot be broken."""
+    lines = [line for line in page.read_text().splitlines() if not line.startswith(("|", "!["))]
+    assert [line for line in lines if len(line) > 100] == []
+
+
 def test_the_pages_with_examples_are_known():
     assert {page.name for page in TYPED} >= {
         "README.md",
