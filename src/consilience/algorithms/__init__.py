@@ -1,4 +1,4 @@
-"""One file a method. What is exported here is known to the command and joins the conformance suite."""
+"""One file a method. The methods exported here are known to the command and join the conformance suite."""
 
 from consilience.algorithms.adf import ADF
 from consilience.algorithms.base import Algorithm, algorithm

@@ -1,10 +1,10 @@
-"""What an algorithm is: frozen hyperparameters and a few pure functions, both halves side by side."""
+"""Algorithm: frozen hyperparameters and a few pure functions, for clients and server."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, is_dataclass
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from torch import Tensor
@@ -21,41 +21,40 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def algorithm(cls: type[T]) -> type[T]:
-    """Make a class with hyperparameters a frozen dataclass that checks the types of its arguments. Its first two
-    arguments may be given by position; all others, and those of subclasses, by name."""
-    inherited = is_dataclass(cls)
-    if not inherited:
-        hints = list(vars(cls).get("__annotations__", {}).items())
-        own = [index for index, (_, hint) in enumerate(hints) if "ClassVar" not in str(hint)]
-        if len(own) > 2:
-            hints.insert(own[2], ("_", KW_ONLY))
-        cls.__annotations__ = dict(hints)
-    if (own_check := vars(cls).get("__post_init__")) or not inherited:
+    """Make a class a frozen dataclass that checks the types of its arguments. Its first two arguments, and those of its
+    bases, may be given by position; all others by name."""
+    hints = dict(vars(cls).get("__annotations__", {}))
+    own = [name for name, hint in hints.items() if "ClassVar" not in str(hint)]
+    by_position = [field.name for field in fields(cls) if not field.kw_only] if is_dataclass(cls) else own[:2]
+    by_name = {name: hints.pop(name) for name in own if name not in by_position}
+    cls.__annotations__ = {**hints, "_": KW_ONLY, **by_name}
+    own_check = vars(cls).get("__post_init__")
 
-        def checked(self: Any) -> None:
-            check_types(self)
-            if own_check:
-                own_check(self)
+    def checked(self: Any) -> None:
+        check_types(self)
+        if own_check:
+            own_check(self)
 
+    if own_check or not is_dataclass(cls):
         cls.__post_init__ = checked  # type: ignore[attr-defined]
-    return dataclass(frozen=True, kw_only=inherited)(cls)
+    return dataclass(frozen=True)(cls)
 
 
 class Algorithm(ABC):
-    """Client and server halves of a method. Every function is pure; states are records.
+    """The client half and the server half of a method. Every function is pure; states are records.
 
     `local` is written for a cohort: leaves of `state`, of the update and of an `Addressed` message's `own` have a
-    leading client axis K. The engine sums updates over clients (`additive`) or, for methods that must see them one
-    by one, hands them to `fuse` stacked in the order of client ids. `task` is what `adapt` returned.
+    leading client axis K. The engine sums updates over clients; where `additive` is False it stacks them in the order
+    of client ids and passes them all to `fuse`. `task` is the result of `adapt`.
     """
 
     additive: ClassVar[bool] = True
     alone: ClassVar[bool] = False
-    """Whether clients do not hear of each other: then a test is theirs, and not the server's."""
+    """Whether clients share nothing. Then their own models are tested, not the server's."""
 
     @property
     def name(self) -> str:
-        """As spelt in papers' tables."""
+        """The name in tables."""
         return type(self).__name__
 
     def adapt(self, task: Task, seed: int) -> Task:
@@ -64,7 +63,7 @@ class Algorithm(ABC):
         return task
 
     def arrange(self, federation: Federation) -> Federation:
-        """The federation that this method sees; only references that no real federation could run change it."""
+        """The federation that this method trains on; only references that no real federation can run change it."""
         return federation
 
     @abstractmethod
@@ -72,54 +71,55 @@ class Algorithm(ABC):
         """The server's state before the first round."""
 
     def client(self, task: Any, info: Info, n: Tensor) -> Tree:
-        """Clients' states before they first take part, for n [K, 1] examples; None for a stateless method."""
+        """The states of clients with n [K, 1] examples before they first take part; None for a stateless method."""
         return None
 
     def message(self, server: Tree, ids: Tensor) -> Tree:
-        """What the clients `ids` are told: a record, or `Addressed(shared, own)`."""
+        """The message to the clients `ids`: a record, or `Addressed(shared, own)`."""
         return server
 
     @abstractmethod
     def local(self, task: Any, message: Any, state: Any, cohort: Cohort) -> tuple[Tree, Tree]:
-        """A cohort's work: (update, new state)."""
+        """The work of a cohort: (update, new state)."""
 
     def follow(self, state: Any, update: Any) -> Tree:
-        """A cohort's new states, as anyone can tell who saw the updates; None where only the clients themselves know.
-        A server that can follow its clients need not hear of their states, and knows what it loses with one. What
-        only a client knows and the server has no share in, such as a network of its own, stays as it was."""
+        """New client states, computed from the updates alone; None if only the client can know them.
+
+        With it a server keeps copies of its clients' states without receiving them. Parts of a state that only the
+        client knows and the server does not use, such as a network of its own, stay unchanged in the copy."""
         return None
 
     def swap(self, server: Any, old: Any, new: Any) -> Tree:
-        """The server's state when one client (states without client axis) holds `new` in place of `old` all at once,
-        as where its disk was lost. What the server has of the clients' states together stays true of them."""
+        """The server's state after one client's state (without client axis) changed from `old` to `new`, as when its
+        disk was lost. It keeps what the server holds about all clients' states together, such as their mean, true."""
         return server
 
     @abstractmethod
     def fuse(self, server: Any, update: Any) -> Tree:
-        """The server's state after a round, from the sum of the updates (or all of them, if not additive)."""
+        """The server's state after a round, from the sum of the updates (or from all of them, if not additive)."""
 
     def advance(self, task: Any, server: Any, key: Tensor) -> Tree:
-        """The server's state after what it does on its own once a round's updates are fused, with nobody's data; `key`
-        is its randomness."""
+        """The server's state after its own work at the end of a round, which uses no client's data. `key` seeds its
+        randomness."""
         return server
 
     @abstractmethod
     def posterior(self, server: Any) -> Belief:
-        """What the server believes of the weights."""
+        """The server's belief about the weights."""
 
     def network(self, task: Task, server: Any) -> Task:
-        """The task whose weights `posterior` is about, if it is not the clients'."""
+        """The task whose weights `posterior` is about, if it is not the clients' task."""
         return task
 
     def facts(self, server: Any) -> dict[str, float]:
-        """Numbers about the server's state that are worth a place in every round's metrics."""
+        """Numbers about the server's state for every round's metrics."""
         return {}
 
     def audit(self, server: Any, states: Iterable[Any]) -> dict[str, float]:
-        """What should always hold, measured on the server's state and all clients' (in groups): numbers for the
-        metrics, or an error. Called after every round of a run with `debug`."""
+        """Invariants measured on the server's state and all clients' states (in groups): numbers for the metrics, or an
+        error. Called after every round of a run with `debug`."""
         return {}
 
     def personal(self, server: Any, state: Any) -> Belief:
-        """What one client (state without client axis) would use; the global belief unless a method says more."""
+        """One client's belief about the weights (state without client axis): the global one unless overridden."""
         return self.posterior(server)

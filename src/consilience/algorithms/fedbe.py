@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.core.beliefs import Mixture
-from consilience.core.errors import ConfigError
+from consilience.core.checks import Size
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import Point, record
 from consilience.data.cohort import Cohort, Info
@@ -18,8 +18,8 @@ from consilience.tasks.task import Task
 
 
 @record
-class Models:
-    """The clients' models of a round [K, P] and how many examples they had [K, 1]."""
+class Server:
+    """The clients' models of a round [K, P] and their numbers of examples [K, 1]."""
 
     theta: Tensor
     n: Tensor
@@ -35,43 +35,42 @@ class Models:
         return ((self.n * (self.theta - self.mean).square()).sum(0) / self.n.sum()).sqrt()
 
 
+@record
+class Update:
+    """A client's model w_k and its number of examples n_k."""
+
+    theta: Tensor
+    n: Tensor
+
+
 @algorithm
 class FedBE(Algorithm):
     """The models w_k of a round make a Gaussian N(m, s²): m = Σ p_k w_k, s² = Σ p_k (w_k − m)², p_k = n_k / Σ n.
-    `samples` draws of it, the clients' models and m predict together, each as much as any other. Draws are m + s ξ
-    with the same ξ in every round; where clients agree, s = 0 and they are all m.
+    m, the clients' models and `samples` draws of the Gaussian predict together, with equal weights. Draws are m + s ξ
+    with the same ξ in every round; where clients agree, s = 0 and they all equal m.
 
-    The paper goes on from a network that has learned from the ensemble, on unlabelled data of the server. Here no
-    server has data: rounds go on from m, as FedAvg's, and `distil(run, module)` makes the ensemble one network
+    In the paper the server distils the ensemble with unlabelled data of its own, and rounds start from the result. Here
+    no server has data: rounds start from m, as FedAvg's, and `distil(run, module)` makes the ensemble one network
     afterwards, on the clients' inputs or, with `replace(run, federation=…)`, on any others.
     """
 
     additive: ClassVar[bool] = False
     train: Chain = SGD()
-    samples: int = 10
+    samples: Size = 10
 
-    def __post_init__(self) -> None:
-        if self.samples < 0:
-            raise ConfigError(f"samples must not be negative, got {self.samples}")
+    def start(self, task: Task, info: Info) -> Server:
+        return Server(info.initial.unsqueeze(0), info.initial.new_ones(1, 1))
 
-    def start(self, task: Task, info: Info) -> Models:
-        """The module's own weights, as if one client had sent them."""
-        return Models(info.initial.unsqueeze(0), info.initial.new_ones(1, 1))
-
-    def message(self, server: Models, ids: object) -> Point:
-        """m."""
+    def message(self, server: Server, ids: Tensor) -> Point:
         return Point(server.mean)
 
-    def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Models, None]:
-        """Train from m; send w_k and n_k."""
-        return Models(self.train(task, message.theta, cohort), cohort.n), None
+    def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Update, None]:
+        return Update(self.train(task, message.theta, cohort), cohort.n), None
 
-    def fuse(self, server: Models, update: Models) -> Models:
-        """This round's models."""
-        return update
+    def fuse(self, server: Server, update: Update) -> Server:
+        return Server(update.theta, update.n)
 
-    def posterior(self, server: Models) -> Mixture:
-        """m, the clients' models, and draws from their Gaussian."""
+    def posterior(self, server: Server) -> Mixture:
         mean = server.mean
         noise = Gaussian.of(torch.zeros_like(mean), mean.new_ones(1)).sample(self.samples)
         return Mixture.of(torch.cat([mean.unsqueeze(0), server.theta, mean + server.deviation * noise]))

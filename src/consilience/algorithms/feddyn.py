@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.base import algorithm
+from consilience.algorithms.shared.averaging import OneModel, change
 from consilience.algorithms.shared.corrections import exchanged, gap_to_mean
-from consilience.core.errors import ConfigError
+from consilience.core.checks import Positive
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
 from consilience.core.records import Point, Weighted, record
@@ -21,14 +22,7 @@ from consilience.tasks.task import Task
 
 
 @record
-class Tilt:
-    """A client's h_k: the gradient of its loss where it last stopped."""
-
-    h: Tensor
-
-
-@record
-class Dynamic:
+class Server:
     """The global weights, the mean h of all h_k, and the number K of clients."""
 
     model: Point
@@ -36,61 +30,49 @@ class Dynamic:
     clients: Tensor
 
 
-@algorithm
-class FedDyn(Algorithm):
-    """Clients minimise loss − ⟨h_k, w_k⟩ + α/2 ‖w_k − w‖², from w; h_k ← h_k − α (w_k − w).
-    h ← h − α Σ (w_k − w)/K, w ← mean of w_k − h/α, uniform over the round's clients. All h begin at 0.
+@record
+class Client:
+    """h_k: the gradient of the client's loss where it last stopped."""
 
-    Nobody moves where h_k = ∇f_k(w) and h = 0, which is the minimum of the mean of the clients' losses. −h/α is the sum
-    of all mean changes so far, whatever α: a velocity that only the leash brakes, the less the shorter clients train.
+    h: Tensor
+
+
+@algorithm
+class FedDyn(OneModel):
+    """Clients minimise loss − ⟨h_k, w_k⟩ + α/2 ‖w_k − w‖², from w; h_k ← h_k − α (w_k − w).
+    h ← h − α Σ (w_k − w)/K, w ← mean of w_k − h/α, uniform over the round's clients. All h start at 0.
+
+    At the fixed point h_k = ∇f_k(w) and h = 0: the minimum of the mean of the clients' losses. −h/α is the sum of all
+    mean changes so far, for every α: a velocity that only the proximal term damps, the less the shorter clients train.
     So α → 0 is not FedAvg, and a small α needs much local training.
     """
 
     ranges: ClassVar[Ranges] = {"alpha": Range(1e-2, 1.0)}
     train: Chain = SGD()
-    alpha: float = 0.1
+    alpha: Positive = 0.1
 
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise ConfigError(f"alpha must be positive and finite, got {self.alpha}")
+    def start(self, task: Task, info: Info) -> Server:
+        w = info.initial
+        return Server(Point(w), torch.zeros_like(w), info.clients.to(w).view(1))
 
-    def start(self, task: Task, info: Info) -> Dynamic:
-        """The module's own weights, and h = 0."""
-        return Dynamic(Point(info.initial), torch.zeros_like(info.initial), info.clients.to(info.initial).view(1))
+    def client(self, task: Task, info: Info, n: Tensor) -> Client:
+        return Client(info.initial.new_zeros(len(n), len(info.initial)))
 
-    def client(self, task: Task, info: Info, n: Tensor) -> Tilt:
-        """h_k = 0."""
-        return Tilt(info.initial.new_zeros(len(n), len(info.initial)))
-
-    def message(self, server: Dynamic, ids: object) -> Point:
-        """The global weights."""
-        return server.model
-
-    def local(self, task: Task, message: Point, state: Tilt, cohort: Cohort) -> tuple[Weighted, Tilt]:
-        """Train from w with the leash and the tilt; send w_k − w."""
+    def local(self, task: Task, message: Point, state: Client, cohort: Cohort) -> tuple[Weighted, Client]:
         w = message.theta
         regulariser = Gaussian(self.alpha * w + state.h, w.new_full((1,), self.alpha))
-        delta = self.train(task, w, cohort, prior=regulariser).sub_(w)
-        update = Weighted(Point(delta), torch.ones_like(cohort.n))
+        update = change(self.train(task, w, cohort, prior=regulariser), w, torch.ones_like(cohort.n))
         return update, self.follow(state, update)
 
-    def follow(self, state: Tilt, update: Weighted) -> Tilt:
-        """h_k − α (w_k − w)."""
-        return Tilt(state.h - self.alpha * update.total.theta)
+    def follow(self, state: Client, update: Weighted) -> Client:
+        return Client(state.h - self.alpha * update.total.theta)
 
-    def swap(self, server: Dynamic, old: Tilt, new: Tilt) -> Dynamic:
-        """h stays the mean of all h_k."""
-        return Dynamic(server.model, exchanged(server.h, old.h, new.h, server.clients), server.clients)
+    def swap(self, server: Server, old: Client, new: Client) -> Server:
+        return replace(server, h=exchanged(server.h, old.h, new.h, server.clients))
 
-    def fuse(self, server: Dynamic, update: Weighted) -> Dynamic:
-        """The mean, and a step against h."""
+    def fuse(self, server: Server, update: Weighted) -> Server:
         h = server.h - self.alpha * update.total.theta / server.clients
-        return Dynamic(Point(server.model.theta + update.mean.theta - h / self.alpha), h, server.clients)
+        return replace(server, model=Point(server.model.theta + update.mean.theta - h / self.alpha), h=h)
 
-    def posterior(self, server: Dynamic) -> Point:
-        """A point."""
-        return server.model
-
-    def audit(self, server: Dynamic, states: Iterable[Tilt]) -> dict[str, float]:
-        """h is the mean of all h_k."""
+    def audit(self, server: Server, states: Iterable[Client]) -> dict[str, float]:
         return {"h_apart_from_clients": gap_to_mean("h", server.h, (group.h for group in states))}

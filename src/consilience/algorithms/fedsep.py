@@ -1,4 +1,4 @@
-"""FedSEP: expectation propagation without any state at the clients (Guo et al., 2023)."""
+"""FedSEP: expectation propagation without state at the clients (Guo et al., 2023)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from consilience.tasks.task import Task
 
 @algorithm
 class FedSEP(Factors):
-    """A client takes out its share of q instead of its own factor: cavity q₋ₖ = p₀ (q / p₀)^(1 − n_k/N), N examples in
-    all. Nothing is kept at the clients, so there may be any number of them, each seen once."""
+    """A client removes its share of q instead of its own factor: cavity q₋ₖ = p₀ (q / p₀)^(1 − n_k/N), N examples in
+    all. Clients keep no state, so there may be any number of them, each seen once."""
 
     def local(self, task: Task, message: Gaussian, state: None, cohort: Cohort) -> tuple[Gaussian, None]:
-        """Cavity, tilted, Δ."""
         q, prior = message, self.before(message.eta)
         cavity = prior * (q / prior) ** (1 - cohort.n / cohort.examples)
         tilted = self.infer(task, cavity, q.mean, cohort)

@@ -1,27 +1,32 @@
-"""Robust: a server that a few wrong or hostile clients cannot lead astray, with any method whose updates add up."""
+"""Robust: aggregation that a few wrong or hostile clients cannot corrupt, for methods whose updates add up."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import FedAvg
 from consilience.algorithms.shared.wrapping import Wrapping
-from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core.checks import Count, Size, check_types
+from consilience.core.errors import ConsilienceError
 from consilience.core.records import Tree, Weighted, leaves, tree_map
 
 
 class Rule(ABC):
-    """One value from those of K clients, leaves [K, ...]; all clients count the same."""
+    """One value from those of K clients, leaves [K, ...], without weights."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @property
     def name(self) -> str:
-        """In a method's name."""
+        """The name within a method's name."""
         return type(self).__name__
 
     @abstractmethod
@@ -39,7 +44,6 @@ class Median(Rule):
     """The median of every coordinate, the mean of the middle two for an even K (Yin et al., 2018)."""
 
     def __call__(self, values: Tree) -> Tree:
-        """Nobody counts but the middle."""
         return tree_map(lambda leaf: middle(leaf, (len(leaf) - 1) // 2), values)
 
 
@@ -47,31 +51,21 @@ class Median(Rule):
 class TrimmedMean(Rule):
     """The mean of every coordinate without its ⌊share · K⌋ lowest and highest values (Yin et al., 2018)."""
 
-    share: float = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5:
-            raise ConfigError(f"share is cut off at both ends and must lie in [0, 0.5), got {self.share}")
+    share: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
 
     def __call__(self, values: Tree) -> Tree:
-        """The mean of those between."""
         return tree_map(lambda leaf: middle(leaf, int(self.share * len(leaf) + 1e-9)), values)
 
 
 @dataclass(frozen=True)
 class Krum(Rule):
     """The mean of the `keep` clients with the smallest Σ ‖v_k − v_j‖² over the K − bad − 2 clients j nearest to them
-    (Blanchard et al., 2017; multi-Krum where `keep` > 1). Stands `bad` hostile clients of K ≥ 2 bad + 3."""
+    (Blanchard et al., 2017; multi-Krum where `keep` > 1). It tolerates `bad` hostile clients of K ≥ 2 bad + 3."""
 
-    bad: int = 1
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        if self.bad < 0 or self.keep < 1:
-            raise ConfigError(f"bad must not be negative and keep must be at least 1, got {self.bad} and {self.keep}")
+    bad: Size = 1
+    keep: Count = 1
 
     def __call__(self, values: Tree) -> Tree:
-        """The mean of the chosen."""
         flat = torch.cat([leaf.flatten(1) for _, leaf in leaves(values)], dim=1).double()
         clients, needed = len(flat), max(2 * self.bad + 3, self.bad + self.keep)
         if clients < needed:
@@ -81,19 +75,19 @@ class Krum(Rule):
         product = flat @ flat.T
         squares = product.diagonal()
         distance = (squares + squares.unsqueeze(1) - 2 * product).fill_diagonal_(0)
-        scores = distance.sort(1).values[:, 1 : clients - self.bad - 1].sum(1)  # the nearest of all is oneself
+        scores = distance.sort(1).values[:, 1 : clients - self.bad - 1].sum(1)  # without the distance 0 to itself
         chosen = scores.argsort(stable=True)[: self.keep]
         return tree_map(lambda leaf: leaf[chosen].mean(0), values)
 
 
 @algorithm
 class Robust(Wrapping):
-    """`method`, with a `rule` where its server takes the mean of what the clients of a round sent: Σ w_k v_k / Σ w_k
-    becomes rule(v_1, …, v_K), and of factors, which multiply, Σ Δ_k becomes K · rule(Δ_1, …, Δ_K).
+    """`method` with a `rule` in place of the mean of a round's updates: Σ w_k v_k / Σ w_k becomes rule(v_1, …, v_K).
+    For factors, which multiply, Σ Δ_k becomes K · rule(Δ_1, …, Δ_K).
 
-    For any method whose updates add up and whose server does not hold the sum of what clients keep. The rules do not
-    weight by examples: a client's weight is only what it says itself. So among clients of unequal size the objective
-    is not FedAvg's, and where clients differ much honest ones are cut off too. The server has all updates in memory.
+    The method's updates must add up, and its server must not hold the sum of its clients' states. The rules do not
+    weight by examples, because a client reports its own weight. So with clients of unequal size the objective is not
+    FedAvg's, and where clients differ much, honest ones are cut off too. The server has all updates in memory.
     """
 
     additive: ClassVar[bool] = False
@@ -102,11 +96,9 @@ class Robust(Wrapping):
 
     @property
     def name(self) -> str:
-        """With the method and the rule."""
         return f"Robust({self.method.name}, {self.rule.name})"
 
     def fuse(self, server: Any, update: Tree) -> Tree:
-        """The method's step, along what the rule makes of the updates."""
         clients = len(next(leaf for _, leaf in leaves(update)))
         if not isinstance(update, Weighted):
             return self.method.fuse(server, tree_map(lambda leaf: clients * leaf, self.rule(update)))

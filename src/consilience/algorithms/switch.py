@@ -5,27 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.errors import ConfigError
+from consilience.core.checks import Count, check_types
 
 
 @dataclass(frozen=True)
 class Switch:
-    """`first` for `at` rounds, `then` from there on. The second method starts at the first one's mean: its server and
+    """`first` for `at` rounds, `then` after that. The second method starts at the first one's mean: its server and
     every client's state are made as in a first round, with these weights as the initial ones, and it may take over the
-    first one's optimiser memory. `fit` resolves it; engines only ever see one method.
+    first one's optimiser memory. `fit` resolves it; engines see one method at a time.
     """
 
     first: Algorithm
     then: Algorithm
-    at: int
+    at: Count
 
     def __post_init__(self) -> None:
-        if self.at < 1:
-            raise ConfigError(f"at is the last round of the first method and must be at least 1, got {self.at}")
+        check_types(self)
 
     @property
     def name(self) -> str:
-        """The second method's: that is what a table is about."""
+        """The second method's name, as the final result is its own."""
         return self.then.name
 
 

@@ -1,1 +1,1 @@
-"""What several algorithms use."""
+"""Bases and functions of several algorithms."""

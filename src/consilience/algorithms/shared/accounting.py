@@ -1,4 +1,4 @@
-"""What differential privacy costs: ε, counted by Google's dp_accounting."""
+"""ε of differential privacy, by Google's dp_accounting."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from consilience.core.errors import ConfigError
 
 
 def epsilon(noise: float, cohort: int, clients: int, rounds: int, delta: float = 1e-5) -> float:
-    """ε at `delta` of `rounds` sums over `cohort` of all `clients`, drawn anew each time, of vectors no longer than 1
-    with noise N(0, noise²) on top; inf without noise, 0 without rounds.
+    """ε at `delta` of `rounds` sums with noise N(0, noise²), each over a new `cohort` of all `clients`, of vectors no
+    longer than 1; inf without noise, 0 without rounds.
 
-    Neighbours are federations of which one client has other data. A cohort has a fixed size, so that is what can
-    change, and it moves a sum by up to 2: what accountants call the noise multiplier, deviation by sensitivity, is
-    noise/2. ε is the smaller of two bounds: the Rényi divergences of sampling without replacement (Wang, Balle &
-    Kasiviswanathan, 2019), and without help from sampling the exact one of Gaussian noise, where all clients take part
-    or noise is so small that sampling hides nothing.
+    Neighbouring federations differ in one client's data. A cohort has a fixed size, so a sum changes by up to 2, and
+    the accountants' noise multiplier (deviation by sensitivity) is noise/2. ε is the smaller of two bounds: the Rényi
+    divergences of sampling without replacement (Wang, Balle & Kasiviswanathan, 2019), and the exact one of Gaussian
+    noise without sampling, which is smaller where all clients take part or noise is small.
     """
     if not (noise >= 0 and 0 < delta < 1 and 0 <= cohort <= clients and rounds >= 0):
         raise ConfigError(
-            "noise must not be negative, delta must lie in (0, 1) and cohort be some of the clients, "
+            "noise must not be negative, delta must lie in (0, 1) and cohort must not exceed clients, "
             f"got noise={noise}, delta={delta}, {cohort} of {clients} clients and {rounds} rounds"
         )
     if not noise or not rounds:
@@ -42,9 +41,9 @@ def epsilon(noise: float, cohort: int, clients: int, rounds: int, delta: float =
 
 @lru_cache(maxsize=64)
 def _sampled(multiplier: float, cohort: int, clients: int) -> tuple[Any, Any]:
-    """(orders, Rényi divergences of one sum), which take a while to compute, and add up over rounds. For Rényi
-    accounting the multiplier is relative to the sensitivity, whatever neighbours are; privacy loss distributions
-    (PLDAccountant) double the sensitivity themselves where one record is replaced."""
+    """(orders, Rényi divergences of one sum), which add up over rounds. In Rényi accounting the multiplier is relative
+    to the sensitivity; privacy loss distributions (PLDAccountant) double the sensitivity themselves for a replaced
+    record."""
     from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent, rdp
 
     accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)

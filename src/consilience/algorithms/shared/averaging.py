@@ -23,8 +23,19 @@ class Server:
     memory: Moments
 
 
+class OneModel(Algorithm):
+    """The server's state has a `model`: clients receive it, and it is the posterior."""
+
+    def message(self, server: Any, ids: Tensor) -> Any:
+        return server.model
+
+    def posterior(self, server: Any) -> Point:
+        model: Point = server.model
+        return model
+
+
 @algorithm
-class Averaging(Algorithm):
+class Averaging(OneModel):
     """w ← w + optimiser(Σ p_k (w_k − w)), with p_k proportional to the weights that clients send.
 
     Subclasses define `local`, which returns `change(w_k, w, weight)`. Other records extend `Server`."""
@@ -33,18 +44,11 @@ class Averaging(Algorithm):
     server: ServerOptimizer = Momentum()
 
     def start(self, task: Task, info: Info) -> Server:
-        """The initial weights; the memory of an optimiser in the phase before, if there was one."""
         return continued(info, self.server)
-
-    def message(self, server: Any, ids: Tensor) -> Any:
-        return server.model
 
     def fuse(self, server: Any, update: Any) -> Any:
         model, memory = self.server.step(server.model, update.mean, server.memory)
         return replace(server, model=model, memory=memory)
-
-    def posterior(self, server: Server) -> Point:
-        return server.model
 
 
 def change(trained: Tensor, w: Tensor, weight: Tensor) -> Weighted:
@@ -53,7 +57,7 @@ def change(trained: Tensor, w: Tensor, weight: Tensor) -> Weighted:
 
 
 def continued(info: Info, optimizer: ServerOptimizer) -> Server:
-    """The initial weights, with the memory of an optimiser in the phase before, if there was one."""
+    """The initial weights and the optimiser's memory, which is taken from the previous method of a Switch."""
     model = Point(info.initial)
     memory = optimizer.start(model)
     if isinstance(info.before, Server):

@@ -1,4 +1,4 @@
-"""What methods share that hold another one and change what its server hears."""
+"""Wrapping: methods that hold another method and change the updates that its server receives."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from consilience.tasks.task import Task
 
 
 class Wrapping(Algorithm):
-    """Everything is the `method`'s own, but for what the kinds say of it. Its updates must add up, and its server must
-    not hold the sum of what clients keep: they would keep what the server never heard."""
+    """Delegates to `method` unless a subclass overrides.
+
+    The method's updates must add up. Its server must not hold the sum of its clients' states: clients would keep
+    changes that the server never received."""
 
     method: Algorithm
 
     def __post_init__(self) -> None:
         kind, name = type(self).__name__, self.method.name
         if isinstance(self.method, Wrapping):
-            raise ConfigError(f"{kind} cannot hold {name}: what the one promises would not be true of both together")
+            raise ConfigError(f"{kind} cannot hold {name}: their guarantees do not hold together")
         if not self.method.additive:
-            raise ConfigError(f"{kind} needs a method whose updates add up, and {name} takes them one by one")
+            raise ConfigError(f"{kind} needs a method whose updates add up, but {name} takes them one by one")
         if type(self.method).swap is not Algorithm.swap:
             raise ConfigError(
-                f"{kind} cannot hold {name}, whose server has the sum of what its clients keep: "
-                "clients would keep what the server never heard of"
+                f"{kind} cannot hold {name}, whose server has the sum of its clients' states: "
+                "clients would keep changes that the server never received"
             )
 
     def inner(self, server: Any) -> Tree:
@@ -42,45 +44,34 @@ class Wrapping(Algorithm):
         return inner
 
     def adapt(self, task: Task, seed: int) -> Task:
-        """The method's."""
         return self.method.adapt(task, seed)
 
     def arrange(self, federation: Federation) -> Federation:
-        """The method's."""
         return self.method.arrange(federation)
 
     def start(self, task: Task, info: Info) -> Tree:
-        """The method's."""
         return self.method.start(task, info)
 
     def client(self, task: Task, info: Info, n: Tensor) -> Tree:
-        """The method's."""
         return self.method.client(task, info, n)
 
     def message(self, server: Any, ids: Tensor) -> Tree:
-        """The method's."""
         return self.method.message(self.inner(server), ids)
 
     def local(self, task: Task, message: Any, state: Any, cohort: Cohort) -> tuple[Tree, Tree]:
-        """The method's."""
         return self.method.local(task, message, state, cohort)
 
     def advance(self, task: Task, server: Any, key: Tensor) -> Tree:
-        """The method's."""
         return self.around(server, self.method.advance(task, self.inner(server), key))
 
     def posterior(self, server: Any) -> Belief:
-        """The method's."""
         return self.method.posterior(self.inner(server))
 
     def network(self, task: Task, server: Any) -> Task:
-        """The method's."""
         return self.method.network(task, self.inner(server))
 
     def facts(self, server: Any) -> dict[str, float]:
-        """The method's."""
         return self.method.facts(self.inner(server))
 
     def personal(self, server: Any, state: Any) -> Belief:
-        """The method's."""
         return self.method.personal(self.inner(server), state)
