@@ -186,7 +186,7 @@ def calibration_picture() -> Figure:
     """The same network after enough and after too much training on a few digits with wrong labels among them."""
     data = cs.load("digits")
     generator = torch.Generator().manual_seed(0)
-    few = data.train.subset(torch.randperm(len(data.train), generator=generator)[:300])
+    few = data.train[torch.randperm(len(data.train), generator=generator)[:300]]
     wrong = torch.rand(len(few), generator=generator) < 0.25
     few.y[wrong] = torch.randint(10, (int(wrong.sum()),), generator=generator)
     federation = cs.partition.iid(few, clients=3)

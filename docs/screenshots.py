@@ -35,7 +35,7 @@ def unseen() -> tuple[Dataset, Dataset]:
     x, y = (torch.cat([getattr(part, name) for part in (data.train, data.test)]) for name in ("x", "y"))
     known = y < 8
     rest = {"scale": data.train.scale, "shift": data.train.shift}
-    inside = Dataset(x[known], y[known], tuple("01234567"), name="digits 0 to 7", **rest)
+    inside = Dataset(x[known], y[known], classes=tuple("01234567"), name="digits 0 to 7", **rest)
     return inside, Dataset(x[~known], y[~known], name="8 and 9", **rest)
 
 
@@ -50,7 +50,7 @@ def digits(out: Path) -> None:
     inside, outside = unseen()
 
     def setting(seed: int) -> Setting:
-        train, test = partition.dirichlet(inside, clients=10, alpha=0.3, seed=seed).split(0.3, seed)
+        train, test = partition.dirichlet(inside, clients=10, alpha=0.3, seed=seed).split(0.3, seed=seed)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return Setting(cs.Classification(mlp(inside.x.shape[1:], 8, hidden=(24,))), train, test)

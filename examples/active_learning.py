@@ -23,12 +23,12 @@ METHOD = cs.FedEP(cs.inference.Newton(steps=2), damping=1.0, prior=1.0)  # a ful
 ENGINE = cs.Simulator(device="cpu", chunk=CLIENTS, workers=1)
 digits = cs.load("digits")
 common = (digits.train.y < 2) | (torch.arange(len(digits.train)) % 8 == 0)
-POOLS = {"all digits alike": digits.train, "mostly 0 and 1": digits.train.subset(common.nonzero().flatten())}
+POOLS = {"all digits alike": digits.train, "mostly 0 and 1": digits.train[common.nonzero().flatten()]}
 
 
 def learn(pool: cs.Dataset, known: torch.Tensor, owner: torch.Tensor) -> cs.runs.Run:
     rows = known.nonzero().flatten()
-    federation = cs.Federation.from_owner(pool.subset(rows), owner[rows], clients=CLIENTS)
+    federation = cs.Federation.from_owner(pool[rows], owner[rows], clients=CLIENTS)
     module = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
     return cs.fit(METHOD, cs.Classification(module), federation, rounds=2, engine=ENGINE, progress=False)
 

@@ -32,12 +32,12 @@ class Net(nn.Module):
 def read(path: Path) -> cs.Dataset:
     with path.open(newline="") as file:  # age, pressure, marker, target
         table = torch.tensor([[float(cell) for cell in row.values()] for row in csv.DictReader(file)])
-    return cs.Dataset((table[:, :3] - CENTRE) / SPREAD, table[:, 3].long(), ("well", "ill"), name=path.stem)
+    return cs.Dataset((table[:, :3] - CENTRE) / SPREAD, table[:, 3].long(), classes=("well", "ill"), name=path.stem)
 
 
 def setting(seed: int) -> cs.studies.Setting:  # another split and other initial weights for every seed
     federation = cs.Federation.from_silos({path.stem: read(path) for path in sorted(SILOS.glob("*.csv"))})
-    train, test = federation.split(0.25, seed)
+    train, test = federation.split(0.25, seed=seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return cs.studies.Setting(cs.Classification(Net()), train, test)

@@ -123,7 +123,7 @@ def federation():
     owner = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
     shuffled = torch.randperm(len(owner), generator=generator)
     names = [f"site {k}" for k in range(len(SIZES))]
-    return cs.Federation.from_owner(cs.Dataset(x, y, name="blobs"), owner[shuffled], names)
+    return cs.Federation.from_owner(cs.Dataset(x, y, name="blobs"), owner[shuffled], names=names)
 
 
 @pytest.fixture

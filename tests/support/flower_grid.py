@@ -261,10 +261,10 @@ class World:
 
     def simulated(self, rounds, missing=(), **options):
         """The same run in the simulator. All that the clients `missing` have to say is NaN."""
-        data = self.federation.data.subset(torch.arange(len(self.federation.data)))
+        data = self.federation.data[torch.arange(len(self.federation.data))]
         for site in missing:
             data.x[self.federation.indices(self.names.index(site))] = torch.nan
-        federation = cs.Federation(data, self.federation.order, self.federation.offsets, self.names)
+        federation = cs.Federation(data, self.federation.order, self.federation.offsets, names=self.names)
         engine = cs.Simulator(device="cpu", precision="float64", chunk=len(federation), workers=1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cs.Dataset, "__post_init__", lambda data: None)  # which would refuse NaN

@@ -96,7 +96,7 @@ def federation():
     owner = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
     shuffled = torch.randperm(len(owner), generator=made)
     data = cs.Dataset(x, y, name="blobs")
-    return cs.Federation.from_owner(data, owner[shuffled], [f"site {k}" for k in range(len(SIZES))])
+    return cs.Federation.from_owner(data, owner[shuffled], names=[f"site {k}" for k in range(len(SIZES))])
 
 
 def task(seed=1):

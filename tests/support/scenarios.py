@@ -24,7 +24,7 @@ def linear(
     module = nn.Linear(features, 1)
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
-    return cs.Regression(module), cs.Federation.from_owner(cs.Dataset(x, y, name="plane"), owner, names)
+    return cs.Regression(module), cs.Federation.from_owner(cs.Dataset(x, y, name="plane"), owner, names=names)
 
 
 def gradient(data: cs.Dataset, theta: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def gradient(data: cs.Dataset, theta: Tensor) -> Tensor:
 def likelihood(federation: cs.Federation, k: int | None = None) -> cs.Gaussian:
     """What the examples of `linear`'s client k, of everyone when None, say of θ = (w, b): Π exp(−½(y − w·x − b)²)."""
     start, stop = (0, federation.examples) if k is None else federation.offsets[k : k + 2].tolist()
-    data = federation.data.subset(federation.order[start:stop])
+    data = federation.data[federation.order[start:stop]]
     x = torch.cat([data.x, torch.ones(len(data), 1)], dim=1).double()
     return cs.Gaussian(x.mT @ data.y[:, 0].double(), x.mT @ x)
 
@@ -50,10 +50,10 @@ def blobs(clients: int = 6, each: int = 20, seed: int = 0) -> tuple[cs.Classific
     y = torch.where(torch.rand(clients * each, generator=generator) < 0.8, own, other)
     centres = torch.tensor([[0.0, 2.0], [2.0, -1.0], [-2.0, -1.0]])
     x = centres[y] + 0.3 * torch.randn(clients * each, 2, generator=generator)
-    data = cs.Dataset(x, y, ("red", "green", "blue"), name="blobs")
+    data = cs.Dataset(x, y, classes=("red", "green", "blue"), name="blobs")
     federation = cs.Federation.from_owner(data, torch.arange(clients).repeat_interleave(each))
     module = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3, generator=generator)
-    train, test = federation.split(0.25, seed)
+    train, test = federation.split(0.25, seed=seed)
     return cs.Classification(module), train, test

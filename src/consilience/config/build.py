@@ -17,7 +17,7 @@ from consilience.config.imports import with_files
 from consilience.config.schema import AlgorithmSection, Config, Deployment, Learning
 from consilience.config.tasks import build_task
 from consilience.core.errors import ConfigError, nearest
-from consilience.data import DATASETS, Data, Dataset, Federation, load, options_of, partition
+from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_options, partition
 from consilience.engines import Distributed, Simulator
 from consilience.studies.compare import Setting
 from consilience.tasks.adversarial import Adversarial
@@ -100,7 +100,7 @@ class LoadedConfig(Loaded):
         federation = self._federation(data.train, seed)
         test: Dataset | Federation = data.test
         if run.holdout is not None:
-            federation, test = federation.split(run.holdout, seed)
+            federation, test = federation.split(run.holdout, seed=seed)
             if len(data.test) and seed == run.seed:  # once in a comparison
                 log.warning(
                     "run.holdout is set, so the %d test examples of %s are not used: remove it to test on them",
@@ -108,7 +108,7 @@ class LoadedConfig(Loaded):
                     data.test.name,
                 )
         if self.config.partition.steps > 1:
-            federation = federation.stream(self.config.partition.steps, seed)
+            federation = federation.stream(self.config.partition.steps, seed=seed)
         inputs, outputs = shape_of(data.train)
         task = build_task(self.config.task, self.config.model, self.folder, inputs=inputs, outputs=outputs, seed=seed)
         return Setting(task, federation, test)
@@ -131,7 +131,7 @@ class LoadedConfig(Loaded):
     def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
         make = resolve(name, DATASETS, where, self.folder)
         if name in DATASETS:
-            allowed = ["root", *options_of(name)]
+            allowed = ["root", *loader_options(name)]
             for key in arguments:
                 if key not in allowed:
                     raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *allowed])}")

@@ -6,7 +6,7 @@ from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
-from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, image_parquet, load, options_of
+from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, image_parquet, load, loader_options
 
 __all__ = [
     "DATASETS",
@@ -24,6 +24,6 @@ __all__ = [
     "heart_disease",
     "image_parquet",
     "load",
-    "options_of",
+    "loader_options",
     "partition",
 ]

@@ -1,18 +1,21 @@
-"""Dataset: tensors that lie on the device, with what is needed to turn stored rows into model inputs."""
+"""Dataset: the examples as tensors, and the constants that turn stored rows into model inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from consilience.core.display import clip, facts
 from consilience.core.errors import DataError
 from consilience.core.text import plural
+from consilience.data.sources import read_source, to_ids, to_tensor
+
+Source = Any
+"""A Dataset, or anything that `Dataset.of` reads."""
 
 
 def rows_at(table: Tensor, index: Tensor) -> Tensor:
@@ -20,55 +23,25 @@ def rows_at(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index.reshape(-1)).view(*index.shape, *table.shape[1:])
 
 
-def tensor(value: Any, what: str) -> Tensor:
-    """`value`, a tensor or an array, table or list of numbers, as a tensor; it shares memory where it can."""
-    if isinstance(value, Tensor):
-        return value
-    if not (hasattr(value, "__array__") or isinstance(value, Sequence | int | float)):
-        raise DataError(
-            f"{what} must be a tensor, an array, a table or a list of numbers, not a {type(value).__name__}: "
-            "torch.stack([x for x, _ in examples]) makes one of a torch Dataset"
-        )
-    try:
-        return torch.from_numpy(np.require(value, requirements=["C", "W"]))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{what} must be numbers in rows of one length ({str(error).split('. ')[0]}): number names by "
-            "numpy.unique(…, return_inverse=True), and make a table's columns of one type by .astype(float)"
-        ) from error
-
-
-def whole(value: Any, what: str) -> Tensor:
-    """Ids of clients or groups, one for each example, as [N] int64."""
-    ids = tensor(value, what)
-    if ids.dim() != 1 or (ids.is_floating_point() and not bool((ids == ids.long()).all())):
-        raise DataError(f"{what} must be whole numbers [N], one for each example")
-    return ids.long()
-
-
-def real(value: Any, what: str) -> Tensor:
-    """The same as `tensor`, but float64 that was no tensor gets torch's default type."""
-    found = tensor(value, what)
-    if found is value or found.dtype != torch.float64:
-        return found
-    return found.to(torch.get_default_dtype())
-
-
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """N examples. Images stay uint8 in memory (a quarter of the space) and become inputs batch by batch:
-    `x.float() * scale + shift`, with scale and shift broadcast against one example.
+    """N examples. Images are stored as uint8 and become inputs batch by batch: `x.float() * scale + shift`, with scale
+    and shift broadcast against one example.
 
     `y` is [N] int64 for classes, [N, D] float for regression, [N, L] float or uint8 in {0, 1} for multi-label.
     `groups` holds further columns [N] int64 (writer, hospital, coarse label) with their names, if any.
 
-    Arrays of numpy, tables of pandas and lists of numbers become tensors. Those of float64 get torch's default type,
-    float32 unless you change it; a tensor of float64 stays one. Labels [N] of any integers, or of False and True,
-    become int64. Inputs of integers are bytes or token ids: make features real numbers, by `.astype(float)`.
+    Arrays, tables and lists of numbers become tensors, those of float64 in torch's default type; a tensor keeps its
+    type. Labels [N] of any integer type, or bool, become int64. Inputs of integers are bytes or token ids: convert
+    features by `.astype(float)`. `Dataset.of` reads other sources.
+
+    `len(data)` is N; `data[i]` is the pair of a model input and a target; `data[index]`, with a slice, a tensor of
+    indices or a mask, is a Dataset of these rows.
     """
 
     x: Tensor
     y: Tensor
+    _: KW_ONLY
     classes: tuple[str, ...] = ()
     groups: Mapping[str, Tensor] = field(default_factory=dict)
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -77,13 +50,38 @@ class Dataset:
     name: str = "data"
     note: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        source: Any,
+        *,
+        target: str | None = None,
+        inputs: str | Sequence[str] | None = None,
+        groups: Sequence[str] = (),
+        name: str | None = None,
+    ) -> Dataset:
+        """A Dataset from a pair (x, y), a torch Dataset, a DataLoader (its data set, not its batches), a DataFrame or a
+        Hugging Face data set.
+
+        Of a source with columns, `target` is the column to predict, `groups` are columns of ids or names, such as
+        hospital, and `inputs` are the columns of features, by default all others. Names of classes are numbered in
+        their sorted order. Images become inputs from 0 to 1.
+        """
+        if isinstance(source, Dataset):
+            return source if name is None else replace(source, name=name)
+        if isinstance(source, Data):
+            raise DataError("a Data has two data sets: pass its .train or its .test")
+        found = read_source(source, target, inputs, groups)
+        columns = {column.name: getattr(found, column.name) for column in fields(found)}
+        return cls(**columns, name=name or "data")
+
     def __post_init__(self) -> None:
         scales = {what: value for what, value in (("scale", self.scale), ("shift", self.shift)) if value is not None}
         given = {"x": self.x, "y": self.y, **scales}
-        found = {what: real(value, f"{self.name}: {what}") for what, value in given.items()}
+        found = {what: to_tensor(value, f"{self.name}: {what}") for what, value in given.items()}
         if found["y"].dim() == 1 and not found["y"].is_floating_point():
             found["y"] = found["y"].long()
-        groups = {name: whole(column, f"{self.name}: group {name!r}") for name, column in self.groups.items()}
+        groups = {name: to_ids(column, f"{self.name}: group {name!r}") for name, column in self.groups.items()}
         for name, value in {**found, "groups": groups, "classes": tuple(map(str, self.classes))}.items():
             object.__setattr__(self, name, value)
         self._check()
@@ -107,6 +105,22 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def __getitem__(self, index: slice | Tensor | Sequence[int]) -> Dataset: ...
+
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> Dataset | tuple[Tensor, Tensor]:
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"{self.name} has {plural(len(self), 'example')}, and no index {index}")
+            row = torch.tensor([index % len(self)], device=self.x.device)
+            return self.inputs(row)[0], self.targets(row)[0]
+        index = torch.arange(len(self), device=self.x.device)[index]  # a copy also of a slice, not a view of all rows
+        groups = {name: column[index] for name, column in self.groups.items()}
+        return replace(self, x=self.x[index], y=self.y[index], groups=groups)
 
     def __repr__(self) -> str:
         parts = [plural(len(self), "example"), f"x {form(self.x)}", f"y {form(self.y)}"]
@@ -141,11 +155,6 @@ class Dataset:
         y = rows_at(self.y, index)
         return y.to(dtype) if y.is_floating_point() or y.dtype == torch.uint8 else y
 
-    def subset(self, index: Tensor) -> Dataset:
-        """The rows `index` as a data set of their own."""
-        groups = {name: column[index] for name, column in self.groups.items()}
-        return replace(self, x=self.x[index], y=self.y[index], groups=groups)
-
     def to(self, device: torch.device | str) -> Dataset:
         """The same data set with its tensors on `device`."""
         return replace(
@@ -166,14 +175,14 @@ def form(column: Tensor) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What a loader returns: a training and a test set."""
+    """A training and a test set."""
 
     train: Dataset
     test: Dataset
 
     def signed(self) -> Data:
-        """Images of bytes from −1, black, to 1, the brightest pixel to learn from, as a DCGAN makes them; other data as
-        they are."""
+        """Images of bytes scaled to −1 (black) … 1 (the brightest training pixel), as a DCGAN generates them; other
+        data unchanged."""
         train, test = self.train, self.test
         if train.scale is None or train.x.dtype != torch.uint8 or train.x.dim() != 4 or not len(train):
             return self

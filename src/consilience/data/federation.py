@@ -1,9 +1,9 @@
-"""Federation: who holds which examples of a data set."""
+"""Federation: the clients, and the examples that each of them holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 
 import numpy.typing as npt
@@ -14,20 +14,24 @@ from consilience.core import keys
 from consilience.core.display import clip, facts, table
 from consilience.core.errors import DataError
 from consilience.core.text import plural
-from consilience.data.dataset import Dataset, form, whole
+from consilience.data.dataset import Dataset, Source, form
+from consilience.data.sources import to_ids
 
 FEW = 10  # clients, or classes, that a notebook shows as a table
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Client k holds the rows `order[offsets[k]:offsets[k + 1]]` of `data`: two flat tensors,
-    so a hundred thousand clients cost no more than their examples. With `steps` > 1 it is a stream: in round r a
-    client learns from part (r − 1) mod steps of these rows; everything but `part` still means all of them."""
+    """Client k holds the rows `order[offsets[k]:offsets[k + 1]]` of `data`: two flat tensors for any number of clients.
+
+    With `steps` > 1 it is a stream: in round r a client learns from part (r − 1) mod steps of its rows. All methods
+    but `part` refer to all rows.
+    """
 
     data: Dataset
     order: Tensor
     offsets: Tensor
+    _: KW_ONLY
     names: tuple[str, ...] | None = None
     how: str = ""
     steps: int = 1
@@ -35,28 +39,31 @@ class Federation:
     @classmethod
     def from_owner(
         cls,
-        data: Dataset,
+        data: Source,
         owner: Tensor | npt.ArrayLike,
+        *,
         names: Sequence[str] | None = None,
         clients: int | None = None,
         how: str = "",
     ) -> Federation:
-        """From the client id of every example, 0, 1, …: an exact partition by construction."""
-        owner, names = whole(owner, f"{data.name}: owners"), None if names is None else tuple(map(str, names))
+        """A federation from the client id of every example: 0, 1, …"""
+        data = Dataset.of(data)
+        owner, names = to_ids(owner, f"{data.name}: owners"), None if names is None else tuple(map(str, names))
         if len(owner) != len(data):
             raise DataError(f"{len(owner)} owners for the {len(data)} examples of {data.name}")
         if not (clients or names or len(owner)):
-            raise DataError(f"{data.name} has no examples, so nobody can own one")
+            raise DataError(f"{data.name} has no examples: pass the number of clients or their names")
         count = clients or len(names or ()) or int(owner.max()) + 1
         if len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < count:
             raise DataError(f"owners must lie in 0..{count - 1}, found {int(owner.min())}..{int(owner.max())}")
         sizes = torch.bincount(owner, minlength=count)
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        return cls(data, owner.argsort(stable=True), offsets, names, how)
+        return cls(data, owner.argsort(stable=True), offsets, names=names, how=how)
 
     @classmethod
-    def from_silos(cls, silos: dict[str, Dataset], how: str = "silos") -> Federation:
-        """From one data set a client, by name; all must have the same classes, scales and form of an example."""
+    def from_silos(cls, silos: Mapping[str, Source], *, how: str = "silos") -> Federation:
+        """A federation from one data set a client, by name, with the same classes, scales and shape of an example."""
+        silos = {name: Dataset.of(silo) for name, silo in silos.items()}
         _check_alike(silos)
         first = next(iter(silos.values()))
         data = replace(
@@ -68,7 +75,7 @@ class Federation:
         )
         sizes = torch.tensor([len(silo) for silo in silos.values()])
         owner = torch.arange(len(silos)).repeat_interleave(sizes)
-        return cls.from_owner(data, owner, tuple(silos), how=how)
+        return cls.from_owner(data, owner, names=tuple(silos), how=how)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -107,7 +114,7 @@ class Federation:
         return len(self.order)
 
     def name(self, client: int) -> str:
-        """What a client is called in logs and tables."""
+        """A client's name in logs and tables: its number if it has none."""
         return str(client) if self.names is None else self.names[client]
 
     def indices(self, client: int) -> Tensor:
@@ -115,8 +122,8 @@ class Federation:
         return self.order[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
     def client(self, client: int) -> Dataset:
-        """A client's examples as a data set of their own."""
-        return self.data.subset(self.indices(client))
+        """The examples of a client."""
+        return self.data[self.indices(client)]
 
     def owner(self) -> Tensor:
         """The client of every example, in the order of `order`."""
@@ -137,19 +144,19 @@ class Federation:
         each, rest = n // self.steps, n % self.steps
         return self.offsets[clients] + p * each + rest.clamp(max=p), each + (p < rest)
 
-    def stream(self, steps: int, seed: int = 0) -> Federation:
-        """The same clients and examples, revealed bit by bit: every client's rows are shuffled and cut into `steps`
-        parts of equal size (up to one), and in round r it has part (r − 1) mod steps only. One step is no stream."""
+    def stream(self, steps: int, *, seed: int = 0) -> Federation:
+        """The same clients and examples as a stream: every client's rows are shuffled and cut into `steps` parts of
+        equal size (up to one), and in round r it has part (r − 1) mod steps. One step makes all rows available."""
         if steps < 1:
             raise DataError(f"steps must be at least 1, got {steps}")
         order = self.order if steps == 1 else self.order[self._shuffle(seed, "stream")]
         return replace(self, order=order)._in_steps(steps)._long_enough()
 
     def pooled(self) -> Federation:
-        """The same examples at one client: what nobody may do in practice, and the bound to compare with.
+        """All examples at one client, as a bound to compare with.
 
-        A stream stays one. In a round it is what all clients would have in that round, if these unions are of equal
-        size (up to one), as parts of one client must be; else all examples are shuffled anew, with seed 0."""
+        A stream stays a stream. In a round the client has the union of all clients' parts, if these unions are of equal
+        size (up to one), as the parts of one client must be; otherwise all examples are shuffled anew, with seed 0."""
         offsets = torch.tensor([0, self.examples])
         pooled = replace(self, offsets=offsets, names=("pooled",), how=f"{self.how}, pooled")
         if self.steps == 1:
@@ -162,9 +169,9 @@ class Federation:
         step = torch.arange(self.steps).repeat(len(self)).repeat_interleave(sizes.flatten())
         return replace(pooled, order=self.order[step.argsort(stable=True)])
 
-    def split(self, share: float, seed: int = 0) -> tuple[Federation, Federation]:
-        """Hold out `share` of every client's examples (rounded down): (kept, held out), same clients. Of a stream, what
-        is kept is a stream of as many steps; what is held out is there at any time."""
+    def split(self, share: float, *, seed: int = 0) -> tuple[Federation, Federation]:
+        """Hold out `share` of every client's examples (rounded down): (kept, held out), same clients. If this is a
+        stream, the kept part is a stream of as many steps, and the held-out part is not."""
         if not 0 < share < 1:
             raise DataError(f"the share to hold out must lie between 0 and 1, got {share}")
         owner = self.owner()
@@ -205,9 +212,6 @@ class Federation:
 def _check_alike(silos: Mapping[str, Dataset]) -> None:
     if not silos:
         raise DataError("from_silos needs a Dataset for each silo, got none")
-    for name, silo in silos.items():
-        if not isinstance(silo, Dataset):
-            raise DataError(f"silo {name!r} must be a Dataset, not a {type(silo).__name__}")
     (first, one), *others = ((name, _looks(silo)) for name, silo in silos.items())
     for name, other in others:
         for what in one:

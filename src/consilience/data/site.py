@@ -82,7 +82,7 @@ def read_site(
         if y.is_floating_point() and not bool(y.isfinite().all()):
             raise DataError(f"{path}: there are targets that are not finite")
     scale, shift = _scaled(path, train[0], mean, std)
-    whole = Dataset(*train, tuple(classes), scale=scale, shift=shift, name=name or path.stem)
+    whole = Dataset(*train, classes=tuple(classes), scale=scale, shift=shift, name=name or path.stem)
     if test is not None:
         if test[0].shape[1:] != whole.x.shape[1:] or test[0].dtype != whole.x.dtype:
             raise DataError(f"{path}: test examples are of another shape or type than the others")
@@ -90,7 +90,7 @@ def read_site(
     if not holdout:
         return whole
     alone = Federation.from_owner(whole, torch.zeros(len(whole), dtype=torch.int64))
-    return Data(*(part.client(0) for part in alone.split(holdout, seed)))
+    return Data(*(part.client(0) for part in alone.split(holdout, seed=seed)))
 
 
 def _reader(path: Path) -> Callable[[Path, _Meaning], tuple[Part, Part | None]]:

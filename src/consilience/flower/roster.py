@@ -89,13 +89,13 @@ class Roster(Facts):
         blank = Dataset(
             torch.zeros(1, *x_shape, dtype=getattr(torch, x)),
             torch.zeros(1, *y_shape, dtype=getattr(torch, y)),
-            classes,
+            classes=classes,
             name=name,
         )
         sizes = torch.tensor([member.examples for member in self.members])
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         order = torch.zeros(1, dtype=torch.int64)
-        return Remote(blank, order, offsets, self.names, "every client at its own site")
+        return Remote(blank, order, offsets, names=self.names, how="every client at its own site")
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,7 +137,7 @@ class Site:
         offsets = torch.zeros(order.client + 2, dtype=torch.int64)
         offsets[-1] = len(train)
         names = (*[""] * order.client, self.name)
-        alone = Federation(train, torch.arange(len(train)), offsets, names).to(self.device)
+        alone = Federation(train, torch.arange(len(train)), offsets, names=names).to(self.device)
         return Cohort(
             alone,
             torch.tensor([order.client]),

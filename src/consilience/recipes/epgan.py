@@ -202,7 +202,7 @@ def images(name: str, each: int | None) -> tuple[Dataset, Dataset]:
     train, test = data.train, data.test
     if each is not None:
         kept = torch.cat([(train.y == c).nonzero().flatten()[:each] for c in range(int(train.y.max()) + 1)])
-        train = train.subset(kept)
+        train = train[kept]
     return train, test
 
 

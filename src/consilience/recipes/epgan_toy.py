@@ -127,7 +127,7 @@ def federation(seed: int, each: int) -> tuple[Federation, Tensor]:
     noise = torch.randn(len(y), 2, generator=generator)
     data = Dataset(CENTRES[y] + variances[y].sqrt().unsqueeze(1) * noise, y, name="four Gaussians")
     names = [f"client at ({x:+.0f}, {y:+.0f})" for x, y in CENTRES.tolist()]
-    return Federation.from_owner(data, y, names), variances
+    return Federation.from_owner(data, y, names=names), variances
 
 
 def truth(seed: int, each: int) -> Tensor:

@@ -37,7 +37,7 @@ def setting(seed: int, quick: bool) -> Setting:
     return Setting(
         MultiLabel(network),
         partition.by_group(data.train, "client", minimum=1),
-        data.test.subset(torch.arange(0, len(data.test), every)[:TESTED]),
+        data.test[torch.arange(0, len(data.test), every)[:TESTED]],
     )
 
 

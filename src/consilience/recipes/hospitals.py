@@ -58,7 +58,7 @@ def elsewhere(run: Run, at: Setting) -> dict[str, float]:
     for here in range(len(test)):
         belief = run.personal(here) if len(run.federation) == len(test) else run.posterior
         others = torch.cat([test.indices(there) for there in range(len(test)) if there != here])
-        scores.append(evaluate(run.network, belief, test.data.subset(others)).point["accuracy"])
+        scores.append(evaluate(run.network, belief, test.data[others]).point["accuracy"])
     return {"accuracy elsewhere": sum(scores) / len(scores)}
 
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-import torch
-
 from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
 from consilience.algorithms.base import Algorithm
 from consilience.figures.panels import Heat, Panel, Panels
@@ -58,7 +56,7 @@ def sensitivity(options: Options) -> Comparison:
 
     def work(case: Case) -> Scores:
         local = trained(case, "mnist", MNIST, options.quick)
-        some = local.data.train.subset(torch.arange(0, len(local.data.train), 1 if options.quick else 6))
+        some = local.data.train[:: 1 if options.quick else 6]
         found = {name: matched(local, how) for name, how in variants().items()}
         for mass, prior, variance in grid[:: 9 if options.quick else 1]:
             how = BetaBernoulli(variance=variance, prior_variance=prior, mass=mass)
@@ -108,7 +106,7 @@ def going_on(
             data = loaded("mnist", options.quick)
             federation = shared_out(data.train, Case(SPLITS[0], clients, hidden, seed))
             task = Classification(network(data.train.x.shape[1:], hidden, seed))
-            return Setting(task, federation.stream(count, seed) if streamed else federation, data.test)
+            return Setting(task, federation.stream(count, seed=seed) if streamed else federation, data.test)
 
         return compared(name, title, text, options, methods, setting, rounds=count, evaluate_every=1)
 

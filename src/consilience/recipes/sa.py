@@ -10,8 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from consilience.algorithms import SAFL, FedAvg, FedProx
 from consilience.algorithms.switch import Method
 from consilience.data import Dataset, Federation, load, partition
@@ -72,9 +70,9 @@ class Benchmark:
     def setting(self, split: str, seed: int, quick: bool) -> Setting:
         """A split of the data, and initial weights."""
         data = load(self.data)
-        train, test = data.train.subset(torch.arange(0, len(data.train), self.every)), data.test
+        train, test = data.train[:: self.every], data.test
         if quick:
-            train, test = (part.subset(torch.arange(0, len(part), max(1, len(part) // 100))) for part in (train, test))
+            train, test = (part[:: max(1, len(part) // 100)] for part in (train, test))
         shape, classes = train.x.shape[1:], len(data.train.classes) or int(data.train.y.max()) + 1
         options = {"width": 2} if quick and self.model is resnet9 else {}
         module = seeded(seed, lambda: self.model(shape, classes, **options))

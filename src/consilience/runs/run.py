@@ -16,8 +16,9 @@ from consilience.core.beliefs import Belief, draws
 from consilience.core.display import summary, summary_table
 from consilience.core.errors import TaskError
 from consilience.core.records import Tree, rows, to
-from consilience.data.dataset import Dataset, real
+from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.data.sources import to_tensor
 from consilience.engines.plan import Plan
 from consilience.engines.states import States
 from consilience.evaluation.detection import Detection, detect
@@ -108,7 +109,7 @@ class Run:
     def predict(self, x: Tensor | npt.ArrayLike, samples: int = 0) -> Tensor:
         """Predictions for model inputs x [N, ...]; averaged over `samples` draws of the posterior, if it has one."""
         networks = draws(self.posterior, samples)
-        return networks.combine(predict_each(self.network, networks, real(x, "x")))
+        return networks.combine(predict_each(self.network, networks, to_tensor(x, "x")))
 
     def sample(self, count: int, seed: int = 0, samples: int = 0) -> Tensor:
         """`count` examples of an `Adversarial` run's generators, in model units; of `samples` draws of the posterior in

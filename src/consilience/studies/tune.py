@@ -188,12 +188,12 @@ def must_simulate(options: Mapping[str, Any]) -> None:
 def _validation(setting: Setting, seed: int) -> tuple[Federation, Dataset | Federation]:
     """(what trials learn from, what they are judged by). Clients are judged one by one, each by the model that it would
     use, if that is how they will be tested."""
-    train, held = setting.federation.split(VALIDATION, seed)
+    train, held = setting.federation.split(VALIDATION, seed=seed)
     if not held.examples:
         least = math.ceil(1 / VALIDATION)
         raise DataError(f"tuning holds out {VALIDATION:.0%} of every client's examples, but no client has {least}")
     one_by_one = isinstance(setting.test, Federation) and len(setting.test) == len(held)
-    return train, held if one_by_one else held.data.subset(held.order)
+    return train, held if one_by_one else held.data[held.order]
 
 
 def _trial(

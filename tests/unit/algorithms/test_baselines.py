@@ -357,7 +357,7 @@ def test_fedbes_ensemble_can_be_distilled_into_one_network(unlabelled):
     run = learn(cs.algorithms.FedBE(LOCAL), task, train, rounds=3)
     if unlabelled:
         x = 3 * torch.randn(200, 2, generator=torch.Generator().manual_seed(1))
-        data = cs.Dataset(x, torch.zeros(200, dtype=torch.int64), train.data.classes, name="unlabelled")
+        data = cs.Dataset(x, torch.zeros(200, dtype=torch.int64), classes=train.data.classes, name="unlabelled")
         owner = torch.zeros(200, dtype=torch.int64)
         teacher = replace(run, federation=cs.Federation.from_owner(data, owner))
     else:

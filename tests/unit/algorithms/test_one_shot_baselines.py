@@ -216,7 +216,7 @@ def test_a_student_learns_to_predict_what_its_teacher_does(method, stream):
     assert (run.predict(x) - teacher.predict(x)).abs().mean() < 0.1
     assert run.federation.examples == train.examples
     assert run.federation.steps == 1  # all of a stream, and not its first part alone
-    assert run.history[-1]["eval"] == pytest.approx(run.evaluate(test.data.subset(test.order)).point, rel=1e-12)
+    assert run.history[-1]["eval"] == pytest.approx(run.evaluate(test.data[test.order]).point, rel=1e-12)
     assert isinstance(run.model, nn.Sequential)
 
 
@@ -306,7 +306,7 @@ import consilience as cs
 
 def points():
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    data = cs.Dataset(x, (x[:, 0] > 0).long(), ("a", "b"), name="points")
+    data = cs.Dataset(x, (x[:, 0] > 0).long(), classes=("a", "b"), name="points")
     return cs.Data(data, data)
 """
 BASE = {

@@ -252,7 +252,7 @@ def test_replayed_rounds_on_a_gpu_are_those_of_plain_code(name):
     made = torch.Generator().manual_seed(0)
     x, y = torch.randn(150, 3, 8, 8, generator=made), torch.randint(4, (150,), generator=made)
     owner = torch.arange(150).sqrt().long() % 9
-    federation = cs.Federation.from_owner(cs.Dataset(x, y, tuple("abcd")), owner)
+    federation = cs.Federation.from_owner(cs.Dataset(x, y, classes=tuple("abcd")), owner)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
     task, found = cs.Classification(network, augment=Compose((Crop(6), Flip()))), []
     for compile in (False, True):
@@ -293,7 +293,7 @@ def test_a_step_with_too_little_memory_to_be_recorded_is_taken_as_it_comes(when,
 def test_no_step_on_a_gpu_waits_for_the_host():
     made = torch.Generator().manual_seed(0)
     x, y = torch.randint(256, (60, 3, 8, 8), generator=made).byte(), torch.randint(4, (60,), generator=made)
-    data = cs.Dataset(x, y, tuple("abcd"), scale=torch.tensor(0.01))
+    data = cs.Dataset(x, y, classes=tuple("abcd"), scale=torch.tensor(0.01))
     federation = cs.Federation.from_owner(data, torch.arange(60) % 4).to("cuda")
     augment, network = Compose((Crop(6), Flip())), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 4))
     task = cs.Classification(network, augment=augment).prepare("cuda", compile=True, bf16=True, chunk=4)
@@ -319,7 +319,7 @@ def test_learning_curves_in_bfloat16_are_those_of_float32_on_a_gpu():
     made = torch.Generator().manual_seed(0)
     x, y = torch.randn(400, 3, 8, 8, generator=made), torch.randint(4, (400,), generator=made)
     x += 0.4 * torch.randn(4, 3, 8, 8, generator=made)[y]
-    federation = cs.Federation.from_owner(cs.Dataset(x, y, tuple("abcd")), torch.arange(400) % 8)
+    federation = cs.Federation.from_owner(cs.Dataset(x, y, classes=tuple("abcd")), torch.arange(400) % 8)
     torch.manual_seed(0)
     task = cs.Classification(resnet18((3, 8, 8), 4, width=16))
     losses = []

@@ -105,7 +105,7 @@ def points(count: int = 30, top: int = 1, root: str = ""):
     x = torch.randn(count, 2, generator=torch.Generator().manual_seed(0))
     y = (x.sum(1) > 0).long()
     y[0] = top
-    return cs.Data(cs.Dataset(x, y, ("a", "b"), name="points"), cs.Dataset(x, y, ("a", "b"), name="points"))
+    return cs.Data(*(cs.Dataset(x, y, classes=("a", "b"), name="points") for _ in range(2)))
 
 
 def halves(data, clients: int = 2):
@@ -142,7 +142,7 @@ class Hinge(cs.tasks.adversarial.Objective):
 def pictures(top: int = 255, shades: int = 255):
     x = torch.arange(4 * 3 * 8 * 8).view(4, 3, 8, 8).remainder(shades + 1).to(torch.uint8)
     data = cs.Dataset(x, torch.arange(4), scale=torch.full((3, 1, 1), 1 / top), name="pictures")
-    return cs.Data(data, data.subset(torch.arange(2)))
+    return cs.Data(data, data[:2])
 
 
 constant = 5

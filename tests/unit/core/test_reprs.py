@@ -52,9 +52,9 @@ def large() -> dict[str, Any]:
     clients, classes = 3000, 500
     y = torch.arange(6000) % classes
     names = tuple(f"class {i} {'x' * 300}" for i in range(classes))
-    data = cs.Dataset(torch.zeros(6000, 3, 4), y, names, name="n" * 500, note="o" * 5000)
+    data = cs.Dataset(torch.zeros(6000, 3, 4), y, classes=names, name="n" * 500, note="o" * 5000)
     who = [f"client {i} {'y' * 300}" for i in range(clients)]
-    federation = cs.Federation.from_owner(data, torch.arange(6000) % clients, who, how="h" * 5000)
+    federation = cs.Federation.from_owner(data, torch.arange(6000) % clients, names=who, how="h" * 5000)
     task = cs.Classification(nn.Sequential(nn.Flatten(), *[nn.Linear(12, 12) for _ in range(40)]))
     scored = [{"name": name, "examples": 2, "metrics": SCORES} for name in who]
     return {
@@ -126,7 +126,7 @@ def test_a_federation_says_who_is_in_it_and_few_clients_have_a_table_of_labels()
 
 def test_data_sets_and_tasks_say_what_they_are() -> None:
     data = cs.Dataset(
-        torch.zeros(7, 28, 28, dtype=torch.uint8), torch.zeros(7, dtype=torch.int64), ("a", "b"), name="d"
+        torch.zeros(7, 28, 28, dtype=torch.uint8), torch.zeros(7, dtype=torch.int64), classes=("a", "b"), name="d"
     )
     assert repr(data) == "Dataset(d: 7 examples, x 28 × 28 uint8, y int64, 2 classes)"
     assert "28 × 28 uint8" in html(data).text
@@ -170,8 +170,8 @@ def test_a_comparison_is_its_table_with_the_best_in_bold() -> None:
 
 def test_names_are_text_wherever_they_appear() -> None:
     y = torch.tensor([0, 1])
-    data = cs.Dataset(torch.zeros(2, 3), y, (HOSTILE, "b"), {HOSTILE: y}, name=HOSTILE, note=HOSTILE)
-    federation = cs.Federation.from_owner(data, y, [HOSTILE, "b"], how=HOSTILE)
+    data = cs.Dataset(torch.zeros(2, 3), y, classes=(HOSTILE, "b"), groups={HOSTILE: y}, name=HOSTILE, note=HOSTILE)
+    federation = cs.Federation.from_owner(data, y, names=[HOSTILE, "b"], how=HOSTILE)
     task = cs.Classification(nn.Linear(3, 2))
     run = cs.runs.Run(
         cs.FedAvg(TRAIN), task, federation, None, None, [{"round": 1, "eval": {HOSTILE: 1.0}}], out=HOSTILE

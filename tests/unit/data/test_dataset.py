@@ -82,8 +82,7 @@ def test_an_array_that_may_not_be_written_is_copied_without_a_warning() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: cs.Dataset(TensorDataset(X, Y), Y), "data: x must be a tensor, an array, a table or a list"),
-        (lambda: cs.Dataset(TensorDataset(X, Y), Y), "not a TensorDataset: torch.stack([x for x, _ in examples])"),
+        (lambda: cs.Dataset(TensorDataset(X, Y), Y), "a list of numbers, not a TensorDataset: Dataset.of(…) reads"),
         (lambda: cs.Dataset(X, None), "y must be a tensor, an array, a table or a list of numbers, not a NoneType"),
         (lambda: cs.Dataset(X, ["ill", "well", "ill", "ill"]), "data: y must be numbers in rows of one length"),
         (lambda: cs.Dataset([[1, 2], [3]], [0, 1]), "data: x must be numbers in rows of one length"),
@@ -113,8 +112,30 @@ def test_labels_must_be_those_of_the_classes_that_are_named() -> None:
     assert refused(lambda: cs.Dataset(X, Y, classes=("a",))) == sentence
     assert "labels lie in -1..0" in refused(lambda: cs.Dataset(X, Y - 1, classes=("a", "b")))
     assert cs.Dataset(X, Y, classes=("a", "b", "c")).classes == ("a", "b", "c")
-    assert len(cs.Dataset(X, Y, classes=("a", "b")).subset(torch.arange(0))) == 0
+    assert len(cs.Dataset(X, Y, classes=("a", "b"))[:0]) == 0
     assert cs.Dataset(X, torch.full((4, 1), 7.0), classes=("depth",)).y.dim() == 2
+
+
+# Rows by index
+
+
+def test_an_index_gives_a_model_input_and_a_target() -> None:
+    data = cs.Dataset(X.to(torch.uint8), Y, scale=0.5)
+    x, y = data[1]
+    assert (x.tolist(), int(y)) == ([1.5, 2.0, 2.5], 1)
+    assert torch.equal(data[-3][0], x)
+    assert [int(y) for _, y in data] == Y.tolist()  # as in a DataLoader
+    with pytest.raises(IndexError, match="data has 4 examples, and no index 4"):
+        data[4]
+
+
+@pytest.mark.parametrize("index", [slice(1, None, 2), torch.tensor([1, 3]), [1, 3], Y.new_tensor([0, 1, 0, 1]) > 0])
+def test_a_slice_indices_or_a_mask_give_a_data_set(index: Any) -> None:
+    data = cs.Dataset(X, Y, classes=("a", "b"), groups={"ward": [5, 6, 7, 8]}, name="d")[index]
+    assert isinstance(data, cs.Dataset)
+    assert torch.equal(data.x, X[[1, 3]])
+    assert (data.y.tolist(), data.groups["ward"].tolist(), data.name) == ([1, 0], [6, 8], "d")
+    assert data.x.is_contiguous()
 
 
 # Silos and owners
@@ -147,10 +168,8 @@ def test_silos_that_differ_are_named(other: dict[str, Any], sentence: str) -> No
     assert message == f"silos 'a' and 'c' differ {sentence}bring all silos to the same before joining them"
 
 
-def test_silos_are_data_sets_and_at_least_one() -> None:
+def test_there_is_at_least_one_silo() -> None:
     assert "needs a Dataset for each silo, got none" in refused(lambda: cs.Federation.from_silos({}))
-    message = refused(lambda: cs.Federation.from_silos({"a": silo(), "b": (X, Y)}))  # type: ignore[dict-item]
-    assert "silo 'b' must be a Dataset, not a tuple" in message
 
 
 @pytest.mark.parametrize(
@@ -167,7 +186,7 @@ def test_owners_that_are_no_client_ids_get_a_sentence(owner: Any) -> None:
 
 
 def test_names_may_come_as_an_array() -> None:
-    fed = cs.Federation.from_owner(silo(classes=np.array(["well", "ill"])), Y, np.array(["Basel", "Chur"]))
+    fed = cs.Federation.from_owner(silo(classes=np.array(["well", "ill"])), Y, names=np.array(["Basel", "Chur"]))
     assert (repr(fed.names), repr(fed.data.classes)) == ("('Basel', 'Chur')", "('well', 'ill')")
 
 

@@ -33,7 +33,7 @@ def held(sizes: Any = RAGGED) -> Federation:
 
 def test_an_empty_set_has_owners_only_if_they_are_named_or_counted() -> None:
     nothing = Dataset(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64), name="ward")
-    with pytest.raises(DataError, match="ward has no examples, so nobody can own one"):
+    with pytest.raises(DataError, match="ward has no examples: pass the number of clients"):
         Federation.from_owner(nothing, [])
     assert Federation.from_owner(nothing, [], clients=2).sizes.tolist() == [0, 0]
     assert Federation.from_owner(nothing, [], names=("a", "b", "c")).sizes.tolist() == [0, 0, 0]
@@ -95,7 +95,7 @@ def test_the_parts_of_a_stream_are_alike() -> None:
 
 
 def test_the_seed_alone_decides_a_stream() -> None:
-    first, again, other = held().stream(3, 1), held().stream(3, 1), held().stream(3, 2)
+    first, again, other = held().stream(3, seed=1), held().stream(3, seed=1), held().stream(3, seed=2)
     assert torch.equal(first.order, again.order)
     assert not torch.equal(first.order, other.order)
 

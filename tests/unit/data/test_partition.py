@@ -2,13 +2,14 @@ import time
 import zlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consilience.core.errors import DataError
-from consilience.data import Dataset, partition
+from consilience.data import Dataset, allocation, partition
 
 
 def labelled(examples=400, classes=10, seed=0):
@@ -20,13 +21,13 @@ def labelled(examples=400, classes=10, seed=0):
 
 PARTITIONERS = {
     "iid": lambda data, clients, seed: partition.iid(data, clients, seed=seed),
-    "quantity": lambda data, clients, seed: partition.quantity(data, clients, 0.3, seed=seed),
-    "dirichlet": lambda data, clients, seed: partition.dirichlet(data, clients, 0.1, seed=seed),
-    "balanced": lambda data, clients, seed: partition.dirichlet(data, clients, 0.1, seed=seed, balanced=True),
-    "mixtures": lambda data, clients, seed: partition.mixtures(data, clients, 0.1, seed=seed),
-    "shards": lambda data, clients, seed: partition.shards(data, clients, 2, seed=seed),
+    "quantity": lambda data, clients, seed: partition.quantity(data, clients, alpha=0.3, seed=seed),
+    "dirichlet": lambda data, clients, seed: partition.dirichlet(data, clients, alpha=0.1, seed=seed),
+    "balanced": lambda data, clients, seed: partition.dirichlet(data, clients, alpha=0.1, seed=seed, balanced=True),
+    "mixtures": lambda data, clients, seed: partition.mixtures(data, clients, alpha=0.1, seed=seed),
+    "shards": lambda data, clients, seed: partition.shards(data, clients, shards_per_client=2, seed=seed),
     "one_label": lambda data, clients, seed: partition.one_label(data, clients, seed=seed),
-    "sc_dir": lambda data, clients, seed: partition.sc_dir(data, clients, 3, 0.2, seed=seed),
+    "sc_dir": lambda data, clients, seed: partition.sc_dir(data, clients, clusters=3, alpha=0.2, seed=seed),
     "pachinko": lambda data, clients, seed: partition.pachinko(data, clients, seed=seed),
 }
 every_partitioner = pytest.mark.parametrize("divide", PARTITIONERS.values(), ids=PARTITIONERS)
@@ -77,14 +78,14 @@ def test_the_seed_alone_decides(divide):
 def test_every_client_has_the_minimum_for_any_alpha(examples, clients, alpha, seed, share, divide):
     clients = min(clients, examples)
     minimum = int(share * (examples // clients))
-    fed = divide(labelled(examples, 5), clients, alpha, seed=seed, minimum=minimum)
+    fed = divide(labelled(examples, 5), clients, alpha=alpha, seed=seed, minimum=minimum)
     assert_exact(fed)
     assert int(fed.sizes.min()) >= minimum
 
 
 def test_filling_up_takes_from_the_largest_only():
-    owner = partition._fill_up(
-        partition._rng(0, "test"), torch.tensor([0] * 9 + [1] * 6 + [2] * 2).numpy(), clients=5, minimum=2
+    owner = allocation.fill_up(
+        np.random.default_rng(0), torch.tensor([0] * 9 + [1] * 6 + [2] * 2).numpy(), clients=5, minimum=2
     )
     sizes = torch.from_numpy(owner).bincount().tolist()
     assert (sorted(sizes[:2]), sizes[2:]) == ([5, 6], [2, 2, 2])
@@ -106,7 +107,9 @@ def test_dirichlet_shares_have_the_variance_of_a_dirichlet():
     alpha, clients = 0.5, 4
     shares = []
     for seed in range(300):
-        counts = partition.dirichlet(labelled(1000, 10), clients, alpha, seed, minimum=0).label_counts().double()
+        counts = (
+            partition.dirichlet(labelled(1000, 10), clients, alpha=alpha, seed=seed, minimum=0).label_counts().double()
+        )
         shares.append(counts / counts.sum(0))
     p = 1 / clients
     expected = p * (1 - p) / (clients * alpha + 1)
@@ -115,7 +118,7 @@ def test_dirichlet_shares_have_the_variance_of_a_dirichlet():
 
 def test_the_plain_dirichlet_has_not_changed():
     data = Dataset(torch.zeros(500, 1), torch.arange(500) * 7919 % 97 % 10)
-    fed = partition.dirichlet(data, 8, 0.1)
+    fed = partition.dirichlet(data, 8, alpha=0.1)
     assert fed.sizes.tolist() == [126, 64, 7, 82, 74, 74, 70, 3]
     assert zlib.crc32(fed.order.numpy().tobytes()) == 11813431
     assert fed.how == "Dirichlet over labels, α = 0.1"
@@ -130,7 +133,7 @@ def test_the_plain_dirichlet_has_not_changed():
     seed=st.integers(0, 1000),
 )
 def test_whoever_has_a_fair_share_gets_nothing_of_the_classes_that_follow(examples, classes, clients, alpha, seed):
-    fed = partition.dirichlet(labelled(examples, classes), clients, alpha, seed, minimum=0, balanced=True)
+    fed = partition.dirichlet(labelled(examples, classes), clients, alpha=alpha, seed=seed, minimum=0, balanced=True)
     assert_exact(fed)
     counts = fed.label_counts()
     before = counts.cumsum(1) - counts
@@ -139,19 +142,19 @@ def test_whoever_has_a_fair_share_gets_nothing_of_the_classes_that_follow(exampl
 
 def test_balanced_shares_follow_the_dirichlet_among_those_who_are_not_full():
     log_shares = torch.tensor([[0.6, 0.3, 0.1], [0.9, 0.06, 0.04]]).double().log().numpy()
-    counts = partition._share_out_balanced(log_shares, torch.tensor([100, 50]).numpy())
+    counts = allocation.share_out_balanced(log_shares, torch.tensor([100, 50]).numpy())
     assert counts.tolist() == [[60, 30, 10], [0, 30, 20]]
 
 
 def test_balanced_clients_are_nearer_in_size():
     data = labelled(10_000)
     spread = [
-        float(partition.dirichlet(data, 10, 0.5, seed, balanced=balanced).sizes.double().std())
+        float(partition.dirichlet(data, 10, alpha=0.5, seed=seed, balanced=balanced).sizes.double().std())
         for balanced in (False, True)
         for seed in range(10)
     ]
     assert sum(spread[10:]) < 0.8 * sum(spread[:10])
-    assert partition.dirichlet(data, 10, 0.5, balanced=True).how == "Dirichlet over labels, balanced, α = 0.5"
+    assert partition.dirichlet(data, 10, alpha=0.5, balanced=True).how == "Dirichlet over labels, balanced, α = 0.5"
 
 
 def test_quantity_skews_sizes_but_not_labels():
@@ -212,9 +215,9 @@ def test_pachinko_gives_equal_sizes_and_few_coarse_labels():
 
 
 def test_drawing_in_bulk_follows_the_law_of_drawing_one_by_one():
-    rng = partition._rng(0, "test")
+    rng = np.random.default_rng(0)
     weights, stock = torch.tensor([6.0, 3.0, 1.0]).log().numpy(), torch.tensor([2, 2, 9]).numpy()
-    bulk = torch.stack([torch.from_numpy(partition._draw(rng, 4, weights, stock)) for _ in range(4000)])
+    bulk = torch.stack([torch.from_numpy(allocation.draw_counts(rng, 4, weights, stock)) for _ in range(4000)])
     single = []
     for _ in range(4000):
         left = stock.copy()
@@ -261,12 +264,15 @@ def test_small_groups_are_left_out_with_their_examples():
     [
         (lambda d: partition.iid(d, 0), "clients must be at least 1, got 0"),
         (lambda d: partition.iid(d, 41), "toy has 40 examples, too few for 41 clients"),
-        (lambda d: partition.dirichlet(d, 5, 0.0), "alpha must be a positive number, got 0"),
-        (lambda d: partition.dirichlet(d, 5, float("nan")), "alpha must be a positive number, got nan"),
-        (lambda d: partition.dirichlet(d, 5, 1.0, minimum=9), "too few for 5 clients of at least 9 each"),
-        (lambda d: partition.quantity(d, 5, -1.0), "alpha must be a positive number, got -1"),
-        (lambda d: partition.quantity(d, 5, 1.0, minimum=-1), "minimum must be at least 0, got -1"),
-        (lambda d: partition.shards(d, 10, 5), r"shards_per_client must lie between 1 and 4 .* got 5"),
+        (lambda d: partition.dirichlet(d, 5, alpha=0.0), "alpha must be a positive number, got 0"),
+        (lambda d: partition.dirichlet(d, 5, alpha=float("nan")), "alpha must be a positive number, got nan"),
+        (lambda d: partition.dirichlet(d, 5, alpha=1.0, minimum=9), "too few for 5 clients of at least 9 each"),
+        (lambda d: partition.quantity(d, 5, alpha=-1.0), "alpha must be a positive number, got -1"),
+        (lambda d: partition.quantity(d, 5, alpha=1.0, minimum=-1), "minimum must be at least 0, got -1"),
+        (
+            lambda d: partition.shards(d, 10, shards_per_client=5),
+            "shards_per_client must lie between 1 and 4",
+        ),
         (lambda d: partition.one_label(d, 9), "each of the 10 labels in toy, got 9 clients"),
         (lambda d: partition.sc_dir(d, 5, clusters=6), "clusters must lie between 1 and 5 for the 10 labels"),
         (lambda d: partition.pachinko(d, 5, beta=0), "beta must be a positive number, got 0"),
@@ -275,7 +281,7 @@ def test_small_groups_are_left_out_with_their_examples():
         (lambda d: partition.by_group(replace(d, groups={}), "writer"), "no group 'writer'; it has none"),
         (
             lambda d: partition.by_group(replace(d, group_names={"writer": ("a",)}), "writer"),
-            r"ids 0\.\.6 of group 'writer' in toy go beyond its 1 name",
+            r"ids 0\.\.6 of group 'writer' in toy exceed its 1 name",
         ),
     ],
 )
@@ -294,7 +300,7 @@ def test_partitions_by_label_need_labels(name, y):
 
 def test_a_hundred_thousand_clients_take_less_than_two_seconds():
     data = Dataset(torch.zeros(300_000, 1), torch.zeros(300_000, dtype=torch.int64))
-    for divide in (lambda: partition.iid(data, 100_000), lambda: partition.quantity(data, 100_000, 0.1)):
+    for divide in (lambda: partition.iid(data, 100_000), lambda: partition.quantity(data, 100_000, alpha=0.1)):
         start = time.perf_counter()
         divide()
         assert time.perf_counter() - start < 2

@@ -303,7 +303,7 @@ def test_clients_of_an_ensemble_are_scored_by_all_of_it() -> None:
     found = cs.evaluate(task, mixture, test)
     assert found.marginal is None
     assert len(found.clients) == len(train)
-    part = cs.evaluate(task, mixture, test.data.subset(test.indices(2)))
+    part = cs.evaluate(task, mixture, test.data[test.indices(2)])
     assert found.clients[2]["metrics"] == pytest.approx(part.point)
 
 

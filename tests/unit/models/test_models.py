@@ -101,7 +101,7 @@ def test_a_cohort_is_trained_as_its_clients_one_by_one(make, shape):
 def test_a_federation_learns_with_it(make, shape):
     torch.manual_seed(0)
     y = torch.arange(24) % 2
-    data = cs.Dataset(torch.randn(24, *shape) + 2.0 * y.view(-1, 1, 1, 1) - 1, y, ("dark", "bright"))
+    data = cs.Dataset(torch.randn(24, *shape) + 2.0 * y.view(-1, 1, 1, 1) - 1, y, classes=("dark", "bright"))
     engine = cs.Simulator(device="cpu", workers=1)
     runs = cs.fit(
         cs.FedAvg(cs.SGD(lr=0.05, epochs=2, batch_size=4)),

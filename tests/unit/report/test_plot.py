@@ -133,7 +133,7 @@ def test_what_cannot_be_drawn_is_said_in_a_sentence() -> None:
 
 def test_labels_of_many_clients_and_classes_are_a_map() -> None:
     y = torch.arange(400) % 10
-    data = cs.Dataset(torch.zeros(400, 2), y, tuple(f"<{c}>" for c in range(10)), name="d")
+    data = cs.Dataset(torch.zeros(400, 2), y, classes=tuple(f"<{c}>" for c in range(10)), name="d")
     federation = cs.Federation.from_owner(data, torch.arange(400) % 40)
     task = cs.Classification(torch.nn.Linear(2, 10))
     run = cs.runs.Run(FEDAVG, task, federation, None, None)  # type: ignore[arg-type]

@@ -272,7 +272,7 @@ def test_a_run_learns_and_says_how_well_for_each_client_and_for_all() -> None:
     weights = test.sizes / test.sizes.sum()
     mean = sum(float(w) * c["metrics"]["accuracy"] for w, c in zip(weights, evaluation.clients, strict=True))
     assert evaluation.point["accuracy"] == pytest.approx(mean, abs=1e-6)
-    pooled = run.evaluate(test.data.subset(test.order))
+    pooled = run.evaluate(test.data[test.order])
     assert pooled.point == pytest.approx(evaluation.point, abs=1e-5)
     assert pooled.clients == []
 
@@ -301,7 +301,7 @@ def test_a_test_of_nobodys_is_dealt_to_clients_that_learn_alone() -> None:
     task, federation = linear()
     run = fit(cs.LocalOnly(cs.SGD(lr=0.1, batch_size=100)), task, federation, rounds=3)
     test, count = federation.data, len(federation)
-    turns = [test.subset(torch.arange(c, len(test), count)) for c in range(count)]
+    turns = [test[torch.arange(c, len(test), count)] for c in range(count)]
     alone = [evaluate(run.task, run.personal(c), turn).point["mse"] * len(turn) for c, turn in enumerate(turns)]
     found = run.evaluate(test)
     assert found.point["mse"] == pytest.approx(sum(alone) / len(test))

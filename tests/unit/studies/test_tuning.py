@@ -189,7 +189,7 @@ class Trap(cs.Dataset):
 def test_test_data_is_never_looked_at():
     task, train, test = blobs()
     trapped = tune({"FedAvg": cs.FedAvg(TRAIN)}, Setting(task, train, object.__new__(Trap)), trials=2, **OPTIONS)
-    usual = tune({"FedAvg": cs.FedAvg(TRAIN)}, Setting(task, train, test.data.subset(test.order)), trials=2, **OPTIONS)
+    usual = tune({"FedAvg": cs.FedAvg(TRAIN)}, Setting(task, train, test.data[test.order]), trials=2, **OPTIONS)
     assert trapped == usual
 
 
@@ -207,7 +207,7 @@ def test_clients_are_judged_by_their_own_models_only_if_they_are_tested_so():
     task, train, test = blobs()
     method = {"LocalOnly": cs.LocalOnly(TRAIN)}
     own = tune(method, Setting(task, train, test), trials=1, **OPTIONS).tuning[0]["score"]
-    one = tune(method, Setting(task, train, test.data.subset(test.order)), trials=1, **OPTIONS).tuning[0]["score"]
+    one = tune(method, Setting(task, train, test.data[test.order]), trials=1, **OPTIONS).tuning[0]["score"]
     assert own < one
 
 

@@ -301,7 +301,7 @@ def test_features_of_a_sequence_are_the_mean_over_its_places():
 def test_methods_that_hear_features_learn_from_sequences(method):
     torch.manual_seed(0)
     ids = torch.randint(9, (60, 5))
-    data = cs.Dataset(ids, (ids > 5).sum(1).clamp_max(2), tuple("abc"))
+    data = cs.Dataset(ids, (ids > 5).sum(1).clamp_max(2), classes=tuple("abc"))
     federation = cs.Federation.from_owner(data, torch.arange(60) % 3)
     options = {"engine": cs.Simulator(device="cpu", chunk=3, workers=1), "progress": False}
     run = cs.fit(method, Classification(Words()), federation, rounds=5, **options)

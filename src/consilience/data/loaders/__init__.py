@@ -26,7 +26,7 @@ __all__ = [
     "heart_disease",
     "image_parquet",
     "load",
-    "options_of",
+    "loader_options",
     "stackoverflow",
 ]
 
@@ -46,7 +46,7 @@ DATASETS: dict[str, Callable[..., Data]] = {
 }
 
 
-def options_of(name: str) -> list[str]:
+def loader_options(name: str) -> list[str]:
     """What a data set of `DATASETS` can be asked for, beside its folder."""
     return list(inspect.signature(DATASETS[name]).parameters)[1:]
 
@@ -60,6 +60,6 @@ def load(name: str, root: str | Path | None = None, **options: Any) -> Data:
     if name not in DATASETS:
         raise ConfigError(f"there is no data set {name!r}; {nearest(name, DATASETS)}")
     for key in options:
-        if key not in options_of(name):
-            raise ConfigError(f"{name} has no option {key!r}; {nearest(key, ['root', *options_of(name)])}")
+        if key not in loader_options(name):
+            raise ConfigError(f"{name} has no option {key!r}; {nearest(key, ['root', *loader_options(name)])}")
     return DATASETS[name](data_root(root), **options)

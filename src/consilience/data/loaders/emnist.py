@@ -64,7 +64,7 @@ def _joined(writers: Mapping[str, tuple[Tensor, Tensor]], names: tuple[str, ...]
     return Dataset(
         torch.cat([x for x, _ in writers.values()]),
         torch.cat([y for _, y in writers.values()]),
-        _CLASSES,
+        classes=_CLASSES,
         groups={"writer": torch.tensor([number[writer] for writer in writers]).repeat_interleave(sizes)},
         group_names={"writer": names},
         scale=scale,

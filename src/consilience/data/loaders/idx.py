@@ -72,7 +72,7 @@ def _images(name: str, folder: Path, split: str, source: str) -> tuple[Tensor, T
 def _family(name: str, folder: Path, source: str, classes: tuple[str, ...], mean: float, std: float) -> Data:
     scale, shift = normalisation([mean], [std])
     train, test = (
-        Dataset(x, y, classes, scale=scale, shift=shift, name=name)
+        Dataset(x, y, classes=classes, scale=scale, shift=shift, name=name)
         for x, y in (_images(name, folder, split, source) for split in _SPLITS)
     )
     return Data(train, test)

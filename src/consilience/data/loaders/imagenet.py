@@ -38,7 +38,7 @@ def tiny_imagenet(root: Path) -> Data:
     sets = []
     for files, labels in (_train(folder, ids), _val(folder, ids)):
         x, y = _images(folder, files), torch.tensor(labels)
-        sets.append(Dataset(x, y, classes, scale=scale, shift=shift, name=_NAME))
+        sets.append(Dataset(x, y, classes=classes, scale=scale, shift=shift, name=_NAME))
     return Data(*sets)
 
 

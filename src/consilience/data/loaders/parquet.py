@@ -60,7 +60,7 @@ def image_parquet(
     return Dataset(
         _joined(files, [images for images, _ in decoded]),
         labels.pop(""),
-        names.pop(""),
+        classes=names.pop(""),
         groups=labels,
         group_names={group: known for group, known in names.items() if known},
         scale=scale,

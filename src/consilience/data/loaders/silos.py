@@ -70,7 +70,7 @@ def csv_silos(folder: Path, target: str = "target", numbers: bool = False) -> Da
     train = _joined(silos, names, scales, kind, folder.name, f"{', '.join(features)}; {how}")
     if tests:
         return Data(train, _joined(tests, names, scales, kind, f"{folder.name}/test", train.note))
-    empty = train.subset(torch.arange(0))
+    empty = train[:0]
     return Data(train, replace(empty, name=f"{folder.name}/test (no such folder: set run.holdout to split the silos)"))
 
 
@@ -246,7 +246,7 @@ def _joined(
     return Dataset(
         x.float(),
         torch.cat([kind.read(table.targets) for table in tables.values()]),
-        kind.classes,
+        classes=kind.classes,
         groups={_GROUP: torch.tensor(silo)},
         group_names={_GROUP: names},
         name=name,

@@ -112,7 +112,7 @@ def _padded(texts: _Texts, width: int, tags: Mapping[bytes, int], names: tuple[s
     return Dataset(
         torch.from_numpy(x),
         torch.from_numpy(y),
-        tuple(tag.decode() for tag in tags),
+        classes=tuple(tag.decode() for tag in tags),
         groups={"client": torch.from_numpy(owner)},
         group_names={"client": names},
         name=_NAME,

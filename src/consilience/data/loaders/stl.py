@@ -30,7 +30,8 @@ def stl10(root: Path) -> Data:
     classes = _class_names(_find(folder, "class_names.txt"))
     scale, shift = normalisation((0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713))
     train, test = (
-        Dataset(*_split(folder, split), classes, scale=scale, shift=shift, name=_NAME) for split in ("train", "test")
+        Dataset(*_split(folder, split), classes=classes, scale=scale, shift=shift, name=_NAME)
+        for split in ("train", "test")
     )
     return Data(train, test)
 

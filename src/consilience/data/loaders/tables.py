@@ -64,7 +64,7 @@ def heart_disease() -> Dataset:
     return Dataset(
         _encode(raw),
         (raw["num"] > 0).long(),
-        ("healthy", "disease"),
+        classes=("healthy", "disease"),
         groups={"hospital": torch.arange(len(tables)).repeat_interleave(sizes)},
         group_names={"hospital": tuple(_HOSPITALS)},
         name="heart-disease",
@@ -105,10 +105,10 @@ def digits(_: Path | None = None) -> Data:
     scale, shift = normalisation([0.3053], [0.3760], top=16.0)
     x = torch.from_numpy(bunch.images).to(torch.uint8).unsqueeze(1)
     y = torch.from_numpy(bunch.target).long()
-    return hold_out(Dataset(x, y, tuple("0123456789"), scale=scale, shift=shift, name="digits"), y, 0.2)
+    return hold_out(Dataset(x, y, classes=tuple("0123456789"), scale=scale, shift=shift, name="digits"), y, 0.2)
 
 
 def hold_out(data: Dataset, strata: Tensor, share: float) -> Data:
     """A fixed share of every stratum (rounded down) is the test set; rows keep their order."""
     kept, held = Federation.from_owner(data, strata).split(share)
-    return Data(data.subset(kept.order.sort().values), data.subset(held.order.sort().values))
+    return Data(data[kept.order.sort().values], data[held.order.sort().values])
