@@ -37,7 +37,7 @@ from consilience.runs.run import Run
 from consilience.tasks.task import Task
 
 if TYPE_CHECKING:
-    from consilience.report.plots import Figure
+    from consilience.report.figure import Figure
 
 Field = Callable[[Tensor], Tensor]
 
@@ -151,13 +151,11 @@ class Tracking:
 
     def plot(self) -> Figure:
         """The same as a figure for a notebook."""
-        from consilience.report import figures
-        from consilience.report.plots import Figure
+        from consilience.report.drawing.panels import side_by_side
+        from consilience.report.figure import Figure
 
         panels = self.panels()
-        drawing = figures.side_by_side(panels, ["w̄"])
-        assert isinstance(drawing, figures.Drawing)
-        return Figure(panels.title, (drawing,), caption=panels.caption)
+        return Figure(panels.title, (side_by_side(panels, ["w̄"]),), caption=panels.caption)
 
     def __repr__(self) -> str:
         found = ", ".join(f"{start}: {error:.3g}" for start, error in zip(self.starts, self.errors, strict=True))

@@ -1,13 +1,13 @@
-"""A run or a comparison as one HTML file that needs nothing else: to read, to send, to show."""
+"""Reports: a run or a comparison as one self-contained HTML file, and its figures one by one."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from consilience.core.errors import ConsilienceError
+from consilience.core.files import write_atomically
 from consilience.runs import Run, StoredRun
 from consilience.studies import Comparison
 
@@ -32,11 +32,11 @@ def plot(result: Run | StoredRun | Comparison) -> RunPlots | ComparisonPlots:
 
 
 def write_report(directory: Path) -> Path:
-    """Write `report.html` into a run or comparison directory, whole or not at all, and return its path.
+    """Write `report.html` into a run or comparison directory, and return its path.
 
-    The page is a function of the files that are there: no clock, no network, the same bytes every time.
+    The page depends only on the files in the directory: the same files give the same bytes.
     """
-    # Matplotlib and jinja2 take longer to import than a page to write; only reports pay for them.
+    # Matplotlib and jinja2 take longer to import than a page takes to write.
     from consilience.report.comparison import comparison_page
     from consilience.report.page import render
     from consilience.report.run import run_page
@@ -50,7 +50,5 @@ def write_report(directory: Path) -> Path:
         raise ConsilienceError(
             f"{directory} is neither a run (it has no run.json) nor a comparison (it has no comparison.json)"
         )
-    target, draft = directory / "report.html", directory / "report.html.part"
-    draft.write_text(render(page), encoding="utf-8")
-    os.replace(draft, target)
-    return target
+    write_atomically(directory / "report.html", render(page))
+    return directory / "report.html"

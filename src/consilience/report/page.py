@@ -1,35 +1,33 @@
-"""A page is a list of sections, a section a list of plain blocks; the template knows nothing of runs."""
+"""Pages of sections of plain blocks, and their HTML. The template knows nothing of runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import count
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from consilience.core import text
 from consilience.figures.pictures import Pictures
-from consilience.report.figures import DARK, LIGHT
+from consilience.report.drawing.canvas import DARK, LIGHT, Drawing
 
 
 @dataclass(frozen=True)
 class Plot:
-    """An SVG figure and what it shows."""
+    """A drawing and its caption."""
 
-    svg: str
+    drawing: Drawing
     caption: str
     wide: bool = False
-
-    @property
-    def markup(self) -> Markup:
-        """The figure, not escaped: we drew it, and matplotlib escaped the text in it."""
-        return Markup(self.svg)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: `sort` is what a click on the head sorts by, `swatch` the colour of a method."""
+    """A table cell: a click on the head sorts by `sort` (the text if None); `swatch` is the colour of a method."""
 
     text: str
     spread: str = ""
@@ -39,9 +37,14 @@ class Cell:
     swatch: str = ""
     quiet: bool = False
 
+    @classmethod
+    def of(cls, value: Any, places: int, **options: Any) -> Cell:
+        """A number with `places` decimals; a dash, sorted last, if it is none."""
+        return cls(text.fixed(value, places), sort=value if text.is_number(value) else "", **options)
+
     @property
     def key(self) -> float | str:
-        """What to sort by: a number if there is one, else the text."""
+        """The value to sort by."""
         return self.text if self.sort is None else self.sort
 
 
@@ -57,7 +60,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tile:
-    """One number large enough for the last row of a lecture room."""
+    """One large number with its label."""
 
     label: str
     value: str
@@ -66,8 +69,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend: its colour is a CSS variable of the page, s0 to s7 (series) or k0 to k3 (classes); its
-    style that of a line, or "dot"."""
+    """An entry of a legend. Its colour is a CSS variable: s0 to s7 for series, k0 to k3 for classes. Its style is that of
+    a line, or "dot"."""
 
     label: str
     colour: str
@@ -76,7 +79,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Link:
-    """A way to another page, relative to this one."""
+    """A link to another page, relative to this one."""
 
     label: str
     href: str
@@ -117,7 +120,13 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as HTML; whatever comes from data is escaped."""
+    """The page as HTML; all text is escaped."""
+    numbers = count()
+
+    def element(plot: Plot) -> Markup:
+        """The SVG, not escaped: matplotlib escaped the text in it."""
+        return Markup(plot.drawing.element(f"drawing {next(numbers)}"))
+
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     template = files(__package__).joinpath("template.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(template).render(page=page, light=LIGHT, dark=DARK)
+    return environment.from_string(template).render(page=page, light=LIGHT, dark=DARK, element=element)

@@ -1,0 +1,58 @@
+"""The federation: its data, and the examples and classes of each client."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from consilience.report.drawing.canvas import FEW, SHADES
+from consilience.report.drawing.charts import heat_map, stacked_bars
+from consilience.report.page import Key, Plot, Section
+from consilience.runs.stored import RunFiles
+
+MAX_DRAWN = 60
+
+
+def data_section(run: RunFiles) -> Section:
+    """Facts, and a chart of the classes at each client, or of its size if there are no classes."""
+    fed, facts = run.part("federation"), _facts(run)
+    counts = fed.get("label_counts") or [[size] for size in fed.get("sizes") or []]
+    if not counts:
+        return Section("Data", facts=facts)
+    names = _labels(fed.get("names"), len(counts))[:MAX_DRAWN]
+    classes = _labels(fed.get("classes"), len(counts[0]))
+    cut = f" The first {MAX_DRAWN} of {len(counts):,} clients are drawn." if len(counts) > MAX_DRAWN else ""
+    drawn, wide = counts[:MAX_DRAWN], len(names) > FEW
+    if len(counts[0]) > len(SHADES):
+        drawing = heat_map("Examples and their classes", names, classes, drawn)
+        largest = max(max(row) / max(sum(row), 1) for row in drawn)
+        caption = (
+            f"A column is a client. Colour is the share of a class among its examples (full colour: {largest:.0%}). "
+            f"Grey bars are numbers of examples.{cut}"
+        )
+        return Section("Data", facts=facts, plots=[Plot(drawing, caption, wide)])
+    by_class = bool(fed.get("label_counts"))
+    legend = [Key(name, f"k{shade}") for shade, name in enumerate(classes)] if by_class else []
+    caption = f"A bar is a client; its height is the number of its examples{', by class' if by_class else ''}.{cut}"
+    drawing = stacked_bars("Examples of each client", names, drawn)
+    return Section("Data", facts=facts, legend=legend, plots=[Plot(drawing, caption, wide)])
+
+
+def _facts(run: RunFiles) -> list[tuple[str, str]]:
+    fed = run.part("federation")
+    sizes = fed.get("sizes") or []
+    between = f"{min(sizes):,} to {max(sizes):,} examples, median {statistics.median(sizes):,.0f}" if sizes else ""
+    rows = [
+        ("Data", ". ".join(str(fed[key]) for key in ("data", "note") if fed.get(key))),
+        ("Split", str(fed.get("how") or "")),
+        ("Clients", "; ".join(filter(None, [f"{fed['clients']:,}" if fed.get("clients") else "", between]))),
+        ("Examples", f"{fed['examples']:,} for training" if fed.get("examples") else ""),
+        ("Out of distribution", run.outside),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def _labels(names: Sequence[Any] | None, count: int) -> list[str]:
+    """The names if there is one for each, else numbers."""
+    return [str(name) for name in (names if names and len(names) == count else range(count))]
