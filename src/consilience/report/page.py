@@ -69,8 +69,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend. Its colour is a CSS variable: s0 to s7 for series, k0 to k3 for classes. Its style is that of
-    a line, or "dot"."""
+    """An entry of a legend. Its colour is a CSS variable: s0 to s7 for series, k0 to k3 for classes. Its style is a
+    line's, or "dot"."""
 
     label: str
     colour: str

@@ -32,8 +32,7 @@ DEVIATION = "Bars are ± one standard deviation."
 
 
 def _figure(section: Section, otherwise: str, caption: str = "") -> Figure:
-    """The plots of a section as one figure, with their captions, or with `caption` if there are several. A section without
-    plots is an error."""
+    """The plots of a section as one figure, with their captions, or with `caption` if there are several."""
     if not section.plots:
         raise ConfigError(otherwise)
     several = len(section.plots) > 1

@@ -14,8 +14,8 @@ import torch
 
 import consilience as cs
 from consilience.core.errors import CheckpointError, ConfigError
-from consilience.report import figures
-from consilience.report.plots import Figure
+from consilience.report.drawing import canvas, charts
+from consilience.report.figure import Figure
 from consilience.studies.compare import Comparison, Row, Setting, compare
 from support.scenarios import blobs, linear
 
@@ -43,7 +43,7 @@ def words(figure: Figure) -> list[str]:
     """The texts of a figure, which must be valid SVG in fixed colours."""
     svg = figure.svg
     assert "var(" not in svg
-    assert not set(figures.PLACEHOLDERS.values()) & set(re.findall(r"#[0-9a-f]{6}", svg))
+    assert not set(canvas.PLACEHOLDERS.values()) & set(re.findall(r"#[0-9a-f]{6}", svg))
     assert "consilience:" not in svg
     root = ElementTree.fromstring(svg)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -55,7 +55,7 @@ def words(figure: Figure) -> list[str]:
 def test_figures_of_a_run_in_memory_are_svg_in_the_colours_of_a_light_page(run: cs.runs.Run, kind: str) -> None:
     figure = getattr(cs.plot(run), kind)()
     assert words(figure)
-    assert set(re.findall(r"#[0-9a-f]{6}", figure.svg)) & set(figures.LIGHT.values())
+    assert set(re.findall(r"#[0-9a-f]{6}", figure.svg)) & set(canvas.LIGHT.values())
     assert figure._repr_svg_() == figure.svg
     assert figure.svg in figure._repr_html_()
     assert html.escape(figure.caption) in figure._repr_html_()
@@ -76,9 +76,9 @@ def test_a_figure_cannot_be_saved_as_anything_else(run: cs.runs.Run, tmp_path: P
 
 
 def test_a_page_and_a_figure_beside_it_do_not_share_colours(run: cs.runs.Run) -> None:
-    before = figures.curves("A", [figures.Line([1, 2], [1, 2])])
+    before = charts.curves("A", [charts.Line([1, 2], [1, 2])])
     assert cs.plot(run).curves("accuracy").svg
-    assert figures.curves("A", [figures.Line([1, 2], [1, 2])]) == before
+    assert charts.curves("A", [charts.Line([1, 2], [1, 2])]) == before
     assert "var(--s0)" in before
 
 

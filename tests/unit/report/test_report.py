@@ -18,7 +18,8 @@ from consilience.core.errors import ConsilienceError
 from consilience.evaluation.uncertainty import Entropies
 from consilience.figures import panels
 from consilience.figures.panels import Curve, Heat, Mark, Panel, Panels
-from consilience.report import figures, write_report
+from consilience.report import write_report
+from consilience.report.drawing.panels import side_by_side
 from support.pages import (
     FEDEP,
     HOSTILE,
@@ -303,7 +304,7 @@ def cells(svg: str) -> tuple[list[float], list[str]]:
 
 
 def drawn(*shown: Panel) -> str:
-    return figures.side_by_side(Panels("Some", "", list(shown)), ["FedAvg", "FedEP"])
+    return side_by_side(Panels("Some", "", list(shown)), ["FedAvg", "FedEP"]).element("x")
 
 
 def test_a_figure_comes_back_from_json_as_it_was() -> None:

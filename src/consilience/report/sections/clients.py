@@ -153,23 +153,15 @@ def _fairness_table(metric: str, found: Mapping[str, dict[str, float]], methods:
     tenth = "10th percentile" if way > 0 else "90th percentile"
     head = {"worst": "worst client", "tenth": tenth, "median": "median", "best": "best client", "std": "std. deviation"}
     places = min(3, text.decimals(value for values in found.values() for value in values.values()))
-    shown = {name: {method: text.fixed(row[name], places) for method, row in found.items()} for name in head}
-    best = {}
+    best = {}  # as shown, unless all methods are equal
     for name in head:
         choose = max if way > 0 and name != "std" else min
-        best[name] = text.fixed(choose(row[name] for row in found.values()), places)
-    rows = [
-        [
-            Cell(method, swatch=swatch(methods.index(method))),
-            *(
-                Cell.of(
-                    row[name], places, best=len(set(shown[name].values())) > 1 and shown[name][method] == best[name]
-                )
-                for name in head
-            ),
-        ]
-        for method, row in found.items()
-    ]
+        if len({text.fixed(row[name], places) for row in found.values()}) > 1:
+            best[name] = text.fixed(choose(row[name] for row in found.values()), places)
+    rows = []
+    for method, row in found.items():
+        cells = [Cell.of(row[name], places, best=text.fixed(row[name], places) == best.get(name)) for name in head]
+        rows.append([Cell(method, swatch=swatch(methods.index(method))), *cells])
     caption = f"{better(metric)} {text.long(metric)} over clients, mean over seeds. Bold: fairest or best."
     return Table(["method", *head.values()], rows, caption)
 

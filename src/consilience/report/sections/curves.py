@@ -34,10 +34,10 @@ def run_curves(run: RunFiles, metrics: Sequence[str] | None = None) -> Section:
 def comparison_curves(runs: Runs, metrics: Sequence[str] | None = None) -> Section:
     """Metrics by round: the mean over seeds of each method, in a band from lowest to highest."""
     everything = [run for group in runs.values() for run in group]
+    if metrics is None:
+        metrics = text.in_order(name for run in everything for name in run.curve_names())
     plots, averaged = [], False
-    for metric in (
-        text.in_order(name for run in everything for name in run.curve_names()) if metrics is None else metrics
-    ):
+    for metric in metrics:
         drawn = [
             _mean_curve(group, metric, kind, colour)
             for colour, group in enumerate(runs.values())

@@ -30,13 +30,10 @@ def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over:
         paper = any(row.get("paper") is not None for row in own.values())
         head += [text.short(metric) + ARROW[direction(metric)], *(["paper"] if paper else [])]
         columns += [_paper_cells(own)] if paper else []
-    table = [
-        [
-            Cell(line, swatch=swatch(methods.index(method))),
-            *(cells.get(line, Cell(text.NONE, sort="")) for cells in columns),
-        ]
-        for method, line in listed
-    ]
+    table = []
+    for method, line in listed:
+        cells = [column.get(line, Cell(text.NONE, sort="")) for column in columns]
+        table.append([Cell(line, swatch=swatch(methods.index(method))), *cells])
     about = f"Mean ± sample standard deviation over {most} {over}." if most > 1 else f"One {over.removesuffix('s')}."
     grey = " Grey: the paper's figures." if "paper" in head else ""
     caption = f"{about} Bold: the best mean, in the direction of the arrow.{grey} Click a heading to sort."

@@ -58,8 +58,8 @@ def _about(found: Iterable[Entropies], outside: str) -> str:
     most = next((entropies["edges"][-1] for entropies in found), 0.0)
     other = f" and for out-of-distribution examples ({outside})" if outside else ""
     return (
-        f"Entropy should be higher for wrong predictions{other} than for right predictions. It reaches from 0 (certain) "
-        f"to {most:.2f} nats (a guess among {round(math.exp(most))} classes). {ROWS}"
+        f"Entropy should be higher for wrong predictions{other} than for right ones. It reaches from 0 (certain) to "
+        f"{most:.2f} nats (a guess among {round(math.exp(most))} classes). {ROWS}"
     )
 
 
