@@ -141,7 +141,7 @@ def test_every_example_is_named_on_its_page():
 
 
 def test_the_pictures_of_the_concepts_are_those_of_the_script(tmp_path):
-    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "scripts" / "pictures.py")
     pictures = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pictures)
     with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""The pictures of reports in these docs: `python docs/screenshots.py` (two minutes; needs chromium or chrome).
+"""The pictures of reports in these docs: `python scripts/screenshots.py` (two minutes; needs chromium or chrome).
 
 report.png is what `consilience demo` writes, the others are of digits at ten clients: nobody has ever seen an 8 or a
 9, which are the examples of another kind. All data comes with the installation.
@@ -21,7 +21,7 @@ from consilience.recipes import RECIPES, Options
 from consilience.report import write_report
 from consilience.studies.compare import Setting, compare
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 FRAME = (
     '<!doctype html><body style="margin:0;background:#888"><iframe src="{page}" '
     'style="border:0;width:{width}px;height:{height}px"></iframe>'
@@ -69,7 +69,7 @@ def digits(out: Path) -> None:
         out=out,
         title="Digits at ten clients",
         text="Ten clients hold handwritten digits, most of them only a few kinds, and nobody has an 8 or a 9.",
-        command="python docs/screenshots.py",
+        command="python scripts/screenshots.py",
         rounds=20,
         evaluate_every=2,
         outside=outside,

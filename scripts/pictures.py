@@ -1,4 +1,4 @@
-"""The pictures of concepts.md, computed with the library: python docs/pictures.py [folder]."""
+"""The pictures of concepts.md, computed with the library: python scripts/pictures.py [folder]."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def bins(axes: Axes, prediction: Tensor, y: Tensor) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Draw all of them."""
-    folder = Path(arguments[0]) if arguments else Path(__file__).parent / "images"
+    folder = Path(arguments[0]) if arguments else Path(__file__).parents[1] / "docs" / "images"
     with mpl.rc_context(STYLE):
         pictures = {"federation": federation_picture(), **belief_pictures(), "calibration": calibration_picture()}
         for name, figure in pictures.items():

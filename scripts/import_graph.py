@@ -1,6 +1,6 @@
 """The import graph of the package, read from the code: rules that a test checks, and the picture in the docs.
 
-`python docs/import_graph.py docs/images/imports.svg` draws the packages. An arrow means "imports". Arrows that
+`python scripts/import_graph.py docs/images/imports.svg` draws the packages. An arrow means "imports". Arrows that
 follow from others are not drawn.
 """
 
