@@ -16,6 +16,7 @@ import torch
 import consilience as cs
 from consilience.algorithms.gan.players import ADAM, NOISY
 from consilience.models import dcgan_discriminator, dcgan_generator
+from consilience.recipes.epgan_variants import Spring
 from contest import Contestant, contest, machine
 
 CLIENTS, STEPS = 10, 4
@@ -37,8 +38,8 @@ def methods(batch, epochs):
     return {
         "ProbGAN": cs.algorithms.ProbGAN(noisy),
         "EP-ProbGAN": ep,
-        "EP, f = 0": replace(ep, sites="nothing"),
-        "EP, samples": replace(ep, sites="samples"),
+        "EP, f = 0": Spring(noisy),
+        "EP, samples": cs.algorithms.SampledEPGAN(noisy),
         "Mixture": replace(ep, components=10),
         "GAN": cs.FedGAN(replace(ADAM, batch_size=batch, epochs=epochs), single=True),
     }

@@ -206,7 +206,7 @@ WRONG: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a GAN of a method for classes": (
         sets("algorithm={name='EPGAN'}"),
-        ["EP-ProbGAN learns an Adversarial task, a generator and a discriminator, and not classification"],
+        ["EP-ProbGAN needs an Adversarial task, a generator and a discriminator; got classification"],
     ),
     "examples of another kind than a GAN's": (
         sets("task.kind=adversarial", "model.name=mlp_gan", "algorithm={name='FedGAN'}", "run.outside=digits"),
@@ -581,8 +581,8 @@ PLAYED: dict[str, Any] = {
     "partition": {"name": "one_label", "clients": 3},
     "model": {"name": "mlp_gan", "latent": 2, "hidden": [4]},
     "task": {"kind": "adversarial", "generators": 2, "discriminators": 2, "pace": 0.5},
-    "algorithm": {"name": "EPGAN", "sites": "samples", "lr": 1e-3, "batch_size": 16},
-    "compare": {"algorithms": ["FedGAN", "ProbGAN", "EPGAN"], "seeds": 1},
+    "algorithm": {"name": "SampledEPGAN", "lr": 1e-3, "batch_size": 16},
+    "compare": {"algorithms": ["FedGAN", "ProbGAN", "SampledEPGAN"], "seeds": 1},
 }
 
 

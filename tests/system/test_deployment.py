@@ -479,7 +479,7 @@ PLAYERS = ('model={name="mlp_gan", latent=2, hidden=[4]}', 'task={kind="adversar
 
 
 def test_a_gan_is_learned_at_sites_as_in_a_simulation(tmp_path: Path, modules: Any, grid: MemoryGrid) -> None:
-    app = new(tmp_path / "silos", *PLAYERS, 'algorithm={name="EPGAN", sites="samples"}', "engine.precision=float64")
+    app = new(tmp_path / "silos", *PLAYERS, 'algorithm={name="SampledEPGAN"}', "engine.precision=float64")
     server, site = modules(app)
     for name in SITES:
         grid.start(site, site=name, data=str(SILOS / f"{name}.csv"), states=str(tmp_path / "states"))

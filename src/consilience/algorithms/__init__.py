@@ -22,6 +22,7 @@ from consilience.algorithms.gan.f2a import F2A
 from consilience.algorithms.gan.fedavg_gan import FedAvgGAN
 from consilience.algorithms.gan.fedgan import FedGAN
 from consilience.algorithms.gan.probgan import ProbGAN
+from consilience.algorithms.gan.sampled_epgan import SampledEPGAN
 from consilience.algorithms.moon import MOON
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.private import Private
@@ -67,6 +68,7 @@ __all__ = [
     "ProbGAN",
     "Robust",
     "Rule",
+    "SampledEPGAN",
     "Switch",
     "TrimmedMean",
     "algorithm",

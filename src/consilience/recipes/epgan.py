@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from consilience.algorithms import EPGAN, F2A, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN
+from consilience.algorithms import EPGAN, F2A, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN, SampledEPGAN
 from consilience.algorithms.base import Algorithm
 from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
@@ -21,6 +21,7 @@ from consilience.metrics import Classified, InceptionDistance, Judge, PrecisionR
 from consilience.models import cnn, dcgan_discriminator, dcgan_generator
 from consilience.optim import Adam, AMSGrad
 from consilience.recipes.base import Options, Recipe, finished
+from consilience.recipes.epgan_variants import Spring
 from consilience.recipes.fedep import seeded
 from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
@@ -82,19 +83,19 @@ class Images:
     def methods(self) -> dict[str, Algorithm]:
         """The paper's, and two of ours."""
         plain, noisy = self.train, replace(self.train, noise=6e-4)
-        served, maker = replace(plain, epochs=1, longest=SERVED), replace(plain, epochs=1, longest=None)
+        served, generator = replace(plain, epochs=1, longest=SERVED), replace(plain, epochs=1, longest=None)
         ep = EPGAN(noisy, scale=self.scale)
         return {
             GAN: FedGAN(plain, single=True),
             BAYES: BayesGAN(noisy),
             PROB: ProbGAN(noisy),
-            FEDAVG: FedAvgGAN(served, maker, SERVED, single=True),
-            F2AFED: F2A(served, maker, SERVED, single=True),
+            FEDAVG: FedAvgGAN(served, generator, steps=SERVED, single=True),
+            F2AFED: F2A(served, generator, steps=SERVED, single=True),
             EPB: replace(ep, history=False),
             EP: ep,
             MIXTURE: replace(ep, components=10),
-            SPRING: replace(ep, sites="nothing"),
-            SAMPLES: replace(ep, sites="samples"),
+            SPRING: Spring(noisy, scale=self.scale),
+            SAMPLES: SampledEPGAN(noisy, scale=self.scale),
         }
 
     def setting(self, split: str, seed: int, quick: bool) -> Setting:

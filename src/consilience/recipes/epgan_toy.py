@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from consilience.algorithms import EPGAN, BayesGAN, FedGAN, ProbGAN, Switch
+from consilience.algorithms import EPGAN, BayesGAN, FedGAN, ProbGAN, SampledEPGAN, Switch
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method
 from consilience.core.records import rows as of_clients
@@ -26,6 +26,7 @@ from consilience.metrics import Modes, density_mse, mixture_density, spread
 from consilience.models import mlp_discriminator, mlp_generator
 from consilience.optim import Adam
 from consilience.recipes.base import Options, Recipe
+from consilience.recipes.epgan_variants import Printed, Spring
 from consilience.recipes.fedep import seeded
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
@@ -106,9 +107,9 @@ def methods() -> dict[str, Algorithm]:
         EPB: replace(ep, history=False),
         EP: ep,
         MIXTURE: replace(ep, components=4),
-        SPRING: replace(ep, sites="nothing"),
-        DRAWN: replace(ep, sites="samples"),
-        PRINTED: replace(ep, fusion="printed"),
+        SPRING: Spring(noisy, scale=0.01),
+        DRAWN: SampledEPGAN(noisy, scale=0.01),
+        PRINTED: Printed(noisy, scale=0.01),
     }
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 import consilience as cs
-from consilience.algorithms.gan.f2a import Jury
-from consilience.algorithms.gan.fedavg_gan import Workshop
+from consilience.algorithms.gan import f2a, fedavg_gan
 from consilience.algorithms.gan.players import PAST
 from consilience.core import keys
 from consilience.core.errors import ConfigError
@@ -48,7 +46,7 @@ def one_round(method, task, federation, theta=None, round=1):
 # FedGAN
 
 
-@pytest.mark.parametrize("train", [SGD, ADAM, replace(ADAM, noise=0.1)], ids=["SGD", "Adam", "shaken"])
+@pytest.mark.parametrize("train", [SGD, ADAM, replace(ADAM, noise=0.1)], ids=["SGD", "Adam", "noisy"])
 def test_fedgan_is_fedavg_on_players(train):
     federation, options = points(), {"rounds": 3, "cohort": 2}
     server = cs.server.Momentum(0.9, 0.5)
@@ -82,7 +80,7 @@ def test_networks_are_mixed_in_after_every_epoch_and_train_on_from_there():
     torch.testing.assert_close(run.posterior.mean, theta[0], **EXACT)
 
 
-def test_who_mixes_in_almost_all_of_the_global_networks_stays_there():
+def test_clients_that_mix_in_almost_all_of_the_global_networks_stay_there():
     start = game().prepare(dtype=torch.float64).initial()
     ways = [
         (learn(cs.FedGAN(SGD, interpolate=rho), game(), points()).posterior.mean - start).norm()
@@ -98,13 +96,6 @@ def test_single_players_are_those_of_a_task_with_one_each():
         told = learn(replace(method, single=True), game(), points())
         assert torch.equal(told.posterior.mean, alone.posterior.mean)
         assert learn(method, game(), points(), rounds=1).task.size > told.task.size
-
-
-@pytest.mark.parametrize("method", [cs.FedGAN, cs.algorithms.BayesGAN, cs.algorithms.ProbGAN, cs.EPGAN])
-@pytest.mark.parametrize("rho", [-0.1, 1.0, math.nan])
-def test_a_share_must_leave_something_of_ones_own(method, rho):
-    with pytest.raises(ConfigError, match=rf"^interpolate must lie in \[0, 1\), got {rho}$"):
-        method(interpolate=rho)
 
 
 # ProbGAN's past
@@ -138,20 +129,14 @@ def test_the_past_is_the_mean_of_the_heads_after_every_tenth_step_of_all_rounds(
     assert (past - heads[-1]).abs().max() > 1e-4
 
 
-def test_before_the_tenth_step_the_past_is_where_heads_began():
+def test_before_the_tenth_step_the_past_is_the_initial_heads():
     run = learn(cs.algorithms.ProbGAN(SLOW), game(), points((6,)), rounds=3)  # nine steps
     start = run.task.initial()
     assert torch.equal(run.posterior.mean[run.task.slice(PAST)], start[run.task.slice(HEADS)])
     assert torch.equal(start[run.task.slice(PAST)], start[run.task.slice(HEADS)])
 
 
-@pytest.mark.parametrize(
-    "epochs",
-    [
-        1,
-        5,
-    ],
-)
+@pytest.mark.parametrize("epochs", [1, 5])
 def test_a_client_has_the_same_past_in_every_cohort(epochs):
     federation, method = points((24, 4)), cs.algorithms.ProbGAN(replace(SLOW, epochs=epochs))
     task = adapted(method)
@@ -185,7 +170,7 @@ def test_without_a_prior_bayesgan_is_fedgan(train):
     wide, free, narrow = (
         learn(method, game(), points(), rounds=3).posterior.mean
         for method in (
-            cs.algorithms.BayesGAN(train, variance=math.inf),
+            cs.algorithms.BayesGAN(train, variance=1e300),
             cs.FedGAN(train),
             cs.algorithms.BayesGAN(train, variance=0.1),
         )
@@ -205,15 +190,9 @@ def test_a_prior_of_some_variance_decays_weights_by_its_share_of_every_example(t
         torch.testing.assert_close(update.mean.theta[k], alone.mean.theta[k], **EXACT)
 
 
-@pytest.mark.parametrize("variance", [0.0, -1.0, math.nan])
-def test_a_variance_must_be_positive(variance):
-    with pytest.raises(ConfigError, match=f"^variance must be positive, got {variance}$"):
-        cs.algorithms.BayesGAN(variance=variance)
-
-
 # FedAvg-GAN
 
-MAKER = cs.optim.Adam(lr=0.01, beta1=0.5, batch_size=6)
+GENERATOR = cs.optim.Adam(lr=0.01, beta1=0.5, batch_size=6)
 SERVER = keys.key(0, purpose="server", round=1)
 
 
@@ -223,8 +202,8 @@ def parts(run, theta=None):
     return theta[:made], theta[made:]
 
 
-def test_clients_send_discriminators_and_the_server_s_generator_is_all_there_is():
-    federation, method = points(), cs.algorithms.FedAvgGAN(SGD, MAKER, steps=2)
+def test_clients_send_discriminators_and_the_server_keeps_the_generator():
+    federation, method = points(), cs.algorithms.FedAvgGAN(SGD, GENERATOR, steps=2)
     run = learn(method, game(), federation, rounds=1)
     generator, discriminator = parts(run, run.task.initial())
     update, _ = one_round(method, run.task, federation)
@@ -240,7 +219,7 @@ def test_clients_send_discriminators_and_the_server_s_generator_is_all_there_is(
 @pytest.mark.parametrize("pace", [1.0, 0.25])
 def test_discriminators_train_against_a_generator_that_does_not_move(pace):
     """At every client, by plain gradients of L_D; the pace is the generator's, who has none there."""
-    federation, method = points(), cs.algorithms.FedAvgGAN(SGD, MAKER)
+    federation, method = points(), cs.algorithms.FedAvgGAN(SGD, GENERATOR)
     task, cohort = adapted(method, pace=pace), group(points())
     update, _ = one_round(method, task, federation, weights(task))
     made = task.slice(MAIN).stop
@@ -249,14 +228,14 @@ def test_discriminators_train_against_a_generator_that_does_not_move(pace):
         for epoch in range(2):
             for live, batch in cohort.epoch(epoch, 4):
                 if k < live:
-                    slope = both_gradients(task, ByHand(theta), rows(batch, k))[1]
-                    theta = torch.cat([theta[:made], theta[made:] - 0.05 * slope[made:]])
+                    gradient = both_gradients(task, ByHand(theta), rows(batch, k))[1]
+                    theta = torch.cat([theta[:made], theta[made:] - 0.05 * gradient[made:]])
         torch.testing.assert_close(update.mean.theta[k], (theta - weights(task))[made:], **NEARLY)
 
 
 def noise(task, round, step):
     """What the server's generator is given at a step."""
-    return task.latents(keys.fold(keys.key(0, purpose="server", round=round), f"step {step}"), MAKER.batch_size)
+    return task.latents(keys.fold(keys.key(0, purpose="server", round=round), f"step {step}"), GENERATOR.batch_size)
 
 
 def flat(parameters):
@@ -264,7 +243,7 @@ def flat(parameters):
 
 
 def adam(parameters):
-    return torch.optim.Adam(parameters, lr=MAKER.lr, betas=(MAKER.beta1, MAKER.beta2), eps=MAKER.eps)
+    return torch.optim.Adam(parameters, lr=GENERATOR.lr, betas=(GENERATOR.beta1, GENERATOR.beta2), eps=GENERATOR.eps)
 
 
 @pytest.mark.parametrize("pace", [1.0, 0.25])
@@ -272,7 +251,7 @@ def adam(parameters):
 def test_the_server_s_generator_is_trained_by_adam_whose_memory_lasts(objective, pace):
     seen = []
     run = learn(
-        cs.algorithms.FedAvgGAN(SGD, MAKER, steps=2),
+        cs.algorithms.FedAvgGAN(SGD, GENERATOR, steps=2),
         game(objective=objective, pace=pace),
         points(),
         rounds=4,
@@ -294,36 +273,33 @@ def test_the_server_s_generator_is_trained_by_adam_whose_memory_lasts(objective,
 
 
 def test_the_memory_of_the_server_s_optimiser_is_part_of_its_state():
-    run = learn(cs.algorithms.FedAvgGAN(SGD, MAKER, steps=3), game(), points(), rounds=2)
-    assert isinstance(run.server, Workshop)
+    run = learn(cs.algorithms.FedAvgGAN(SGD, GENERATOR, steps=3), game(), points(), rounds=2)
+    assert isinstance(run.server, fedavg_gan.Server)
     *moments, steps = run.server.memory
     assert float(steps) == 6
     assert all(part.any() for part in moments)
 
 
 @pytest.mark.parametrize(
-    "settings", [{"weight_decay": 5.0}, {"schedule": cs.optim.Tapered()}], ids=["decay", "schedule"]
-)
-@pytest.mark.parametrize("method", [cs.algorithms.FedAvgGAN, cs.algorithms.F2A])
-def test_what_the_server_s_optimiser_is_told_is_done_or_refused(method, settings):
-    plain = learn(method(SGD, MAKER), game(), points(), rounds=3)
-    try:
-        told = learn(method(SGD, replace(MAKER, **settings)), game(), points(), rounds=3)
-    except ConfigError:
-        return
-    assert not torch.equal(parts(told)[0], parts(plain)[0])
-
-
-@pytest.mark.parametrize(
     ("method", "settings", "sentence"),
     [
-        (cs.algorithms.FedAvgGAN, {"steps": 0}, "steps must be at least 1, got 0"),
-        (cs.algorithms.F2A, {"steps": 0}, "steps must be at least 1 and beta not negative, got 0 and 0.1"),
-        (cs.algorithms.F2A, {"beta": -1.0}, "steps must be at least 1 and beta not negative, got 6 and -1.0"),
-        (cs.algorithms.F2A, {"beta": math.nan}, "steps must be at least 1 and beta not negative, got 6 and nan"),
+        (cs.FedGAN, {"interpolate": 1.0}, "FedGAN: interpolate must be below 1, got 1.0"),
+        (cs.algorithms.BayesGAN, {"variance": 0.0}, "BayesGAN: variance must be above 0, got 0.0"),
+        (cs.algorithms.FedAvgGAN, {"steps": 0}, "FedAvgGAN: steps must be at least 1, got 0"),
+        (cs.algorithms.F2A, {"beta": -1.0}, "F2A: beta must be at least 0, got -1.0"),
+        (
+            cs.algorithms.FedAvgGAN,
+            {"generator": replace(GENERATOR, weight_decay=5.0)},
+            "generator.weight_decay has no effect at the server: omit it, got 5.0",
+        ),
+        (
+            cs.algorithms.F2A,
+            {"generator": replace(GENERATOR, longest=3)},
+            "generator.longest has no effect at the server: omit it, got 3",
+        ),
     ],
 )
-def test_a_server_that_could_not_train_is_refused(method, settings, sentence):
+def test_settings_out_of_bounds_or_without_effect_are_refused(method, settings, sentence):
     with pytest.raises(ConfigError) as error:
         method(**settings)
     assert str(error.value) == sentence
@@ -332,13 +308,13 @@ def test_a_server_that_could_not_train_is_refused(method, settings, sentence):
 # F2A
 
 
-def jury(task, sharpness, method):
+def server_of(task, sharpness, method):
     """Three discriminators that differ, around one generator."""
     made = task.slice(MAIN).stop
     discriminators = torch.stack([weights(task, seed)[made:] for seed in (5, 6, 7)])
     generator = weights(task)[:made]
-    memory = method.maker.memory(torch.zeros(1, made + 1).double())
-    return Jury(generator, torch.tensor([sharpness]).double(), discriminators, memory)
+    memory = method.generator.memory(torch.zeros(1, made + 1).double())
+    return f2a.Server(generator, torch.tensor([sharpness]).double(), discriminators, memory)
 
 
 @pytest.mark.parametrize(
@@ -350,10 +326,10 @@ def jury(task, sharpness, method):
     ],
     ids=["the mean", "the greatest", "between"],
 )
-def test_the_generator_plays_against_the_mean_of_all_discriminators_or_the_kindest(sharpness, score):
-    method = cs.algorithms.F2A(SGD, MAKER, steps=1, beta=0.0)
+def test_the_generator_plays_against_the_mean_of_all_discriminators_or_the_greatest(sharpness, score):
+    method = cs.algorithms.F2A(SGD, GENERATOR, steps=1, beta=0.0)
     task = adapted(method)
-    server = jury(task, sharpness, method)
+    server = server_of(task, sharpness, method)
     hands = [ByHand(torch.cat([server.generator, one])) for one in server.discriminators]
     optimiser, made = adam(hands[0].makers), hands[0].make(noise(task, 1, 0))
     (-score(torch.stack([hand.score(made) for hand in hands])).mean()).backward()
@@ -363,12 +339,12 @@ def test_the_generator_plays_against_the_mean_of_all_discriminators_or_the_kinde
     assert torch.equal(after.discriminators, server.discriminators)
 
 
-def test_sharpness_is_learned_with_the_generator_and_held_down_by_beta():
+def test_sharpness_is_learned_with_the_generator_and_limited_by_beta():
     """One Adam for both: two steps on −mean d + β λ² by hand."""
     for beta in (0.0, 5.0):
-        method = cs.algorithms.F2A(SGD, MAKER, steps=2, beta=beta)
+        method = cs.algorithms.F2A(SGD, GENERATOR, steps=2, beta=beta)
         task = adapted(method)
-        server = jury(task, 1.0, method)
+        server = server_of(task, 1.0, method)
         hands = [ByHand(torch.cat([server.generator, one])) for one in server.discriminators]
         sharpness = torch.ones(1).double().requires_grad_()
         optimiser = adam([*hands[0].makers, sharpness])
@@ -382,22 +358,22 @@ def test_sharpness_is_learned_with_the_generator_and_held_down_by_beta():
         after = method.advance(task, server, SERVER)
         torch.testing.assert_close(after.sharpness, sharpness.detach(), **EXACT)
         torch.testing.assert_close(after.generator, flat(hands[0].makers), **EXACT)
-        assert (after.sharpness > 1) if beta == 0 else (after.sharpness < 1)  # the kindest is kind, unless it costs
+        assert (after.sharpness > 1) if beta == 0 else (after.sharpness < 1)  # λ pays unless it costs
 
 
 def test_sharpness_does_not_become_negative():
     method = cs.algorithms.F2A(SGD, cs.SGD(lr=1.0, batch_size=6), steps=3, beta=50.0)
     task = adapted(method)
-    server = jury(task, 0.5, method)
+    server = server_of(task, 0.5, method)
     after = method.advance(task, server, SERVER)
     assert float(after.sharpness) == 0  # a step of −2 · 50 · λ would have gone far beyond
-    run = learn(replace(method, maker=cs.SGD(lr=0.1, batch_size=6)), game(), points(), rounds=3)
+    run = learn(replace(method, generator=cs.SGD(lr=0.1, batch_size=6)), game(), points(), rounds=3)
     assert all(line["sharpness"] >= 0 for line in run.history)
 
 
 def test_clients_keep_discriminators_of_their_own():
     federation = points()
-    run = learn(cs.algorithms.F2A(SGD, MAKER, steps=1), game(), federation, rounds=10)
+    run = learn(cs.algorithms.F2A(SGD, GENERATOR, steps=1), game(), federation, rounds=10)
     own = run.states.gather(torch.arange(3)).theta
     assert torch.pdist(own).min() > 0.01
     torch.testing.assert_close(run.server.discriminators, own, **EXACT)
@@ -408,11 +384,11 @@ def test_clients_keep_discriminators_of_their_own():
     assert (scores - scores.mean(1, keepdim=True)).argmax(0).tolist() == [0, 1, 2]  # one's own data looks best
 
 
-def test_a_client_s_discriminator_goes_on_from_where_it_was_and_of_a_round_s_clients_only():
+def test_only_a_round_s_clients_train_their_discriminators_and_each_continues_its_own():
     federation = points((6, 6, 6))
     seen = []
     run = learn(
-        cs.algorithms.F2A(SGD, MAKER, steps=1),
+        cs.algorithms.F2A(SGD, GENERATOR, steps=1),
         game(),
         federation,
         rounds=3,

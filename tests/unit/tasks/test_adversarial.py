@@ -402,7 +402,7 @@ def test_a_method_for_gans_says_what_it_learns(method):
     with pytest.raises(TaskError) as error:
         learn(method, task, points(), rounds=1)
     assert str(error.value) == (
-        f"{method.name} learns an Adversarial task, a generator and a discriminator, and not classification"
+        f"{method.name} needs an Adversarial task, a generator and a discriminator; got classification"
     )
 
 

@@ -1,28 +1,26 @@
-"""F2A: the generator plays against whichever discriminator forgives it most (Yonetani et al., 2019)."""
+"""F2A: the generator plays against a soft maximum of all clients' discriminators (Yonetani et al., 2019)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.gan.fedavg_gan import MAKER, SHORT, blank, check_maker, take, trained
-from consilience.algorithms.gan.players import adversarial
-from consilience.core import keys
-from consilience.core.errors import ConfigError
+from consilience.algorithms.base import algorithm
+from consilience.algorithms.gan.server_generator import ServerGenerator
+from consilience.core.checks import NonNegative
 from consilience.core.records import Point, record
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
-from consilience.optim import Chain
 from consilience.optim.chain import Memory
 from consilience.tasks.adversarial import HEADS, TRUNK, Adversarial
-from consilience.tasks.task import MAIN, Task
+from consilience.tasks.task import MAIN
 
 
 @record
-class Jury:
+class Server:
     """The generator [G] and λ [1] with their optimiser's memory, and the round's discriminators [K, D]."""
 
     generator: Tensor
@@ -32,84 +30,60 @@ class Jury:
 
 
 @algorithm
-class F2A(Algorithm):
-    """d(x) = Σ_k w_k d_k(x), w = softmax_k(λ d_k(x)): what looks real to one client's discriminator is good enough, so
-    that no client's data is unlearned for being unknown to others. Clients keep discriminators of their own; the server
-    trains the generator and λ ≥ 0 on L_G(θ_G; d) + `beta` λ². λ = 0 is the mean, a large one the greatest."""
+class F2A(ServerGenerator):
+    """d(x) = Σ_k w_k d_k(x), w = softmax_k(λ d_k(x)): λ = 0 is the mean, a large λ the greatest score. An example
+    needs to look real to one client's discriminator only, so data that one client has are not unlearned.
+
+    Clients keep their own discriminators. The server trains the generator and λ ≥ 0 on L_G(θ_G; d) + `beta` λ²."""
 
     additive: ClassVar[bool] = False
-    train: Chain = SHORT
-    maker: Chain = MAKER
-    steps: int = 6
-    beta: float = 0.1
-    single: bool = False
+    beta: NonNegative = 0.1
 
-    def __post_init__(self) -> None:
-        if self.steps < 1 or not self.beta >= 0:
-            raise ConfigError(f"steps must be at least 1 and beta not negative, got {self.steps} and {self.beta}")
-        check_maker(self.maker)
-
-    def adapt(self, task: Task, seed: int) -> Task:
-        """As it is, or with one player each."""
-        return adversarial(task, self.name, self.single)
-
-    def start(self, task: Adversarial, info: Info) -> Jury:
-        """The modules' own weights, and λ = 1."""
-        made = task.slice(MAIN).stop
-        generator, sharpness = info.initial[:made].clone(), info.initial.new_ones(1)
-        memory = self.maker.memory(torch.cat([generator, sharpness]).unsqueeze(0))
-        return Jury(generator, sharpness, info.initial[made:].unsqueeze(0).clone(), memory)
+    def start(self, task: Adversarial, info: Info) -> Server:
+        """The initial weights, and λ = 1."""
+        size, sharpness = task.slice(MAIN).stop, info.initial.new_ones(1)
+        generator, discriminator = info.initial[:size].clone(), info.initial[size:].clone()
+        memory = self.generator.memory(torch.cat([generator, sharpness]).unsqueeze(0))
+        return Server(generator, sharpness, discriminator.unsqueeze(0), memory)
 
     def client(self, task: Adversarial, info: Info, n: Tensor) -> Point:
-        """Every client begins with the module's own discriminator."""
+        """The initial discriminator for every client [K, D]."""
         return Point(info.initial[task.slice(MAIN).stop :].repeat(len(n), 1))
 
-    def message(self, server: Jury, ids: object) -> Point:
-        """The generator."""
+    def message(self, server: Server, ids: object) -> Point:
         return Point(server.generator)
 
     def local(self, task: Adversarial, message: Point, state: Point, cohort: Cohort) -> tuple[Point, Point]:
-        """Go on training the own discriminator, and show it."""
-        mine = Point(trained(self.train, task, message.theta, state.theta, cohort))
-        return mine, mine
+        own = Point(self.discriminate(task, message.theta, state.theta, cohort))
+        return own, own
 
     def follow(self, state: Point, update: Point) -> Point:
-        """It was shown."""
         return update
 
-    def fuse(self, server: Jury, update: Point) -> Jury:
-        """This round's discriminators."""
-        return Jury(server.generator, server.sharpness, update.theta, server.memory)
+    def fuse(self, server: Server, update: Point) -> Server:
+        return replace(server, discriminators=update.theta)
 
-    def advance(self, task: Adversarial, server: Jury, key: Tensor) -> Jury:
+    def advance(self, task: Adversarial, server: Server, key: Tensor) -> Server:
         """Train the generator and λ."""
         theta = torch.cat([server.generator, server.sharpness]).unsqueeze(0)
         memory = tuple(part.clone() for part in server.memory)
-        gradient = task.gradient(self.against)
-        for step in range(self.steps):
-            batch = blank(task, keys.fold(key, f"step {step}"), self.maker.batch_size)
-            slope, _ = gradient(theta, batch, shared=(server.discriminators,))
-            take(self.maker, theta, memory, slope)
-            theta[:, -1].clamp_min_(0)
-        return Jury(theta[0, :-1], theta[0, -1:], server.discriminators, memory)
+        for now in self.generate(self.generator_loss, task, theta, memory, key, (server.discriminators,)):
+            now[:, -1].clamp_min_(0)
+        return Server(theta[0, :-1], theta[0, -1:], server.discriminators, memory)
 
-    def against(self, task: Adversarial, theta: Tensor, batch: Batch, discriminators: Tensor) -> Tensor:
+    def generator_loss(self, task: Adversarial, theta: Tensor, batch: Batch, discriminators: Tensor) -> Tensor:
         """L_G of one generator against all discriminators, and the penalty on λ."""
         generator, sharpness = theta[:-1], theta[-1]
         made = task.call_one(MAIN, generator, task.latents(batch.key, len(batch.w)), key=batch.key)
         sizes = [task.slice(part).stop - task.slice(part).start for part in (TRUNK, HEADS)]
-        verdicts = [
-            task.score_one(dict(zip((TRUNK, HEADS), one.split_with_sizes(sizes), strict=True)), made, batch.key)
-            for one in discriminators
-        ]
-        each = torch.stack(verdicts)
+        players = [dict(zip((TRUNK, HEADS), one.split_with_sizes(sizes), strict=True)) for one in discriminators]
+        each = torch.stack([task.score_one(player, made, batch.key) for player in players])
         score = ((sharpness * each).softmax(0) * each).sum(0)
         return batch.mean(task.objective.generator(score)) + self.beta * sharpness.square()
 
-    def posterior(self, server: Jury) -> Point:
-        """The generator, and the mean of the round's discriminators, which says less than they do together."""
+    def posterior(self, server: Server) -> Point:
+        """The generator and the mean of the round's discriminators."""
         return Point(torch.cat([server.generator, server.discriminators.mean(0)]))
 
-    def facts(self, server: Jury) -> dict[str, float]:
-        """λ."""
+    def facts(self, server: Server) -> dict[str, float]:
         return {"sharpness": float(server.sharpness)}
