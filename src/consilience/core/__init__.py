@@ -1,4 +1,4 @@
-"""What every other package builds on: records, Gaussians, beliefs, keys, errors, text."""
+"""Records, Gaussians, beliefs, random keys, errors and text: the base of all other packages."""
 
 from consilience.core import keys
 from consilience.core.beliefs import Mixture

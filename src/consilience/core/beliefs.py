@@ -1,4 +1,4 @@
-"""Beliefs: what a server may hold of the weights, each of which predicts."""
+"""Beliefs about the weights: a Gaussian, a point, or a mixture of networks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from consilience.core.records import Point, record, shape
 
 @record
 class Mixture:
-    """Several networks that predict together: theta [M, P], and their weights [M, 1], or [M, C] by class. Over the
-    networks weights sum to 1."""
+    """An ensemble: networks theta [M, P] with weights [M, 1], or [M, C] by class, that sum to 1 over the networks."""
 
     theta: Tensor
     weights: Tensor
 
     @classmethod
     def of(cls, theta: Tensor) -> Mixture:
-        """Networks that count alike."""
+        """An ensemble with equal weights."""
         return cls(theta, theta.new_full((len(theta), 1), 1 / len(theta)))
 
     def __repr__(self) -> str:
@@ -29,11 +28,11 @@ class Mixture:
 
     @property
     def mean(self) -> Tensor:
-        """There is none: the mean of several networks' weights is no network that has learned anything."""
+        """Not defined: raises a TaskError, because the mean of several networks' weights is no useful network."""
         raise TaskError("an ensemble is several networks, not one vector of weights: predict with it, or distil it")
 
     def combine(self, predictions: Tensor) -> Tensor:
-        """Predictions [M, N, …] as one, p_c = Σ_m w_mc p_mc, scaled to sum to 1 if weights are by class."""
+        """The mean of predictions [M, N, …]: p_c = Σ_m w_mc p_mc, scaled to sum to 1 if weights are by class."""
         shape = (len(self.theta), *[1] * (predictions.dim() - 2), self.weights.shape[1])
         weights = self.weights.to(predictions)
         total = (predictions * (weights / weights.sum(0)).view(shape)).sum(0)  # 1 in the predictions' precision
@@ -44,7 +43,7 @@ Belief = Gaussian | Point | Mixture
 
 
 def draws(belief: Belief, samples: int) -> Mixture:
-    """The networks that a belief predicts with: an ensemble's, `samples` draws of a posterior, or the mean alone."""
+    """The networks that a belief predicts with: an ensemble itself, `samples` draws of a posterior, or the mean."""
     if isinstance(belief, Mixture):
         return belief
     return Mixture.of(belief.sample(samples) if samples and isinstance(belief, Gaussian) else belief.mean.unsqueeze(0))

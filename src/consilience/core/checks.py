@@ -1,4 +1,4 @@
-"""Checks of values against annotated types, by pydantic: one checker for Python arguments and for config files."""
+"""Checks of values against annotated types, by pydantic, for Python arguments and for config files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BOUNDS |= {"less_than_equal": "at most"}
 
 
 def check_types(component: Any, what: str = "", path: str = "") -> None:
-    """Refuse a component whose fields, or those of its parts, do not have the annotated types."""
+    """Raise a ConfigError unless the fields of a component and of its parts have their annotated types."""
     kind: Any = type(component)
     what = what or f"{kind.__name__}: "
     for field, hint in _arguments(kind).items():
@@ -44,17 +44,17 @@ def check_types(component: Any, what: str = "", path: str = "") -> None:
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that an annotation does not admit. A number is not read from a string."""
+    """Raise a ConfigError unless `value` has the type `hint`. A string is not converted to a number."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool | int | float):  # NumPy's numbers
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     convert(name, value, hint, strict=True)
 
 
 def convert(name: str, value: Any, hint: Any, strict: bool = False) -> Any:
-    """The value as the annotated type, such as a list as a tuple; an error that names it if this cannot be done."""
+    """`value` as the type `hint`, such as a list as a tuple; a ConfigError if it cannot be converted."""
     try:
         return _adapter(hint).validate_python(value, strict=strict)
-    except PydanticUserError:  # a type that pydantic does not know: no check
+    except PydanticUserError:  # a type that pydantic does not know is not checked
         return value
     except ValidationError as error:
         raise ConfigError(f"{name} {violation(error.errors(), hint, value)}") from error
@@ -66,17 +66,17 @@ def violation(problems: Sequence[Any], hint: Any, value: Any) -> str:
 
 
 def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a class's or function's arguments; empty if they cannot be resolved."""
+    """The annotations of the arguments of a class or function; empty if they cannot be resolved."""
     try:
         target = make.__init__ if inspect.isclass(make) and not is_dataclass(make) else make
         return get_type_hints(target, include_extras=True)
-    except (NameError, TypeError):  # annotations of a user's own function that cannot be resolved: no check
+    except (NameError, TypeError):  # a user's own function: its arguments are not checked
         return {}
 
 
 def kinds_of(hint: Any) -> dict[str, type]:
     """The components that an annotation admits, by name: the class itself, if concrete, and its subclasses in the same
-    package. Subclasses elsewhere have no short name, because two of them could share one."""
+    package. Other subclasses have no short name, because two of them could share one."""
     options = [option for option in _options(hint) if option is not NoneType]
     if len(options) != 1:
         parts = [kinds_of(option) for option in options]
@@ -86,7 +86,7 @@ def kinds_of(hint: Any) -> dict[str, type]:
 
 @cache
 def _arguments(kind: Any) -> dict[str, Any]:
-    """The annotations of a dataclass's arguments, as far as they can be resolved."""
+    """The annotations of a dataclass's arguments that can be resolved."""
     hints, known = hints_of(kind), fields(kind) if is_dataclass(kind) else ()
     return {field.name: hints[field.name] for field in known if field.init and field.name in hints}
 
@@ -115,7 +115,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _by_instance(hint: Any) -> Any:
-    """The annotation with `isinstance` for classes other than plain values: a component checked its own fields."""
+    """The annotation with `isinstance` checks for components, which check their own fields."""
     if len(options := _options(hint)) > 1:
         return reduce(or_, map(_by_instance, options))
     if get_origin(hint) is tuple:
@@ -126,7 +126,7 @@ def _by_instance(hint: Any) -> Any:
 
 
 def _expected(problems: Sequence[Any], hint: Any) -> str:
-    """What a value had to be: a bound if it has the right type, else the types in words."""
+    """The end of "must be …": the violated bound, or the types in words."""
     for problem in problems:
         if problem["type"] in _BOUNDS:
             return f"{_BOUNDS[problem['type']]} {next(iter(problem['ctx'].values())):g}"

@@ -1,4 +1,4 @@
-"""How objects show themselves in a notebook: a line of text, or a small table of HTML. Never their tensors."""
+"""Short reprs for notebooks: a line of text or a small HTML table, without tensors."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import Tensor
 
 from consilience.core import text
 
-LONGEST = 160  # characters of a fact
-SHORTEST = 22  # characters of a name in a table
+FACT = 160  # characters
+CELL = 22  # characters
 SCORES = 6  # metrics in a line
 LEFT = ' style="text-align: left"'
 
 
-def clip(value: object, limit: int = LONGEST) -> str:
+def clip(value: object, limit: int = FACT) -> str:
     """The beginning of a text, on one line."""
     line = " ".join(str(value).split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def scores(metrics: Mapping[str, float]) -> str:
-    """accuracy 0.9830, NLL 0.0512."""
+    """Metrics in one line: accuracy 0.9830, NLL 0.0512."""
     return ", ".join(f"{text.short(name)} {text.number(metrics[name])}" for name in text.in_order(metrics)[:SCORES])
 
 
 def span(values: Tensor) -> str:
-    """The range of a tensor's values; empty where they cannot be seen, as inside of `vmap`."""
+    """The range of a tensor's values; empty if there are none, or inside `vmap`."""
     if not values.numel() or values.is_meta:
         return ""
     try:
@@ -39,21 +39,21 @@ def span(values: Tensor) -> str:
 
 
 def facts(title: str, pairs: Sequence[tuple[str, object]]) -> str:
-    """A heading and label–value pairs as HTML; pairs without a value are left out."""
+    """A heading and label–value pairs as HTML; pairs without a value are dropped."""
     cells = [f"<tr><th{LEFT}>{escape(k)}</th><td{LEFT}>{escape(clip(v))}</td></tr>" for k, v in pairs if str(v)]
     return f"<div><b>{escape(clip(title))}</b><table>{''.join(cells)}</table></div>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> str:
-    """Rows under a head as HTML, the first column being names. A cell may know its own HTML (`__html__`)."""
-    names = "".join(f"<th>{escape(clip(name, SHORTEST))}</th>" for name in head)
+    """An HTML table whose first column holds names. A cell may have its own HTML (`__html__`)."""
+    names = "".join(f"<th>{escape(clip(name, CELL))}</th>" for name in head)
     body = "".join(f"<tr><th{LEFT}>{_cell(row[0])}</th>{''.join(map(_data, row[1:]))}</tr>" for row in rows)
-    below = f"<small>{escape(clip(caption, 2 * LONGEST))}</small>" if caption else ""
+    below = f"<small>{escape(clip(caption, 2 * FACT))}</small>" if caption else ""
     return f"<div><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
 
 
 def _cell(value: Any) -> str:
-    return str(value.__html__()) if hasattr(value, "__html__") else escape(clip(value, SHORTEST))
+    return str(value.__html__()) if hasattr(value, "__html__") else escape(clip(value, CELL))
 
 
 def _data(value: Any) -> str:
@@ -68,7 +68,7 @@ def summary(method: str, data: str, history: Sequence[Mapping[str, Any]], out: o
 
 
 def summary_table(method: str, federation: str, task: str, history: Sequence[Mapping[str, Any]], out: object) -> str:
-    """A run as HTML: what it is, how far it is, and its last scores."""
+    """A run as HTML: its data and task, its rounds, and its last scores."""
     seconds = sum(line.get("seconds") or 0 for line in history)
     at = max((line["round"] for line in history if line.get("eval")), default=0)
     rows: list[tuple[str, object]] = [

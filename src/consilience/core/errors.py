@@ -1,4 +1,4 @@
-"""What goes wrong, in sentences: every error a user can cause derives from `ConsilienceError`."""
+"""Errors that users can cause: all derive from `ConsilienceError`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class ConsilienceError(Exception):
-    """A mistake that the user can mend; the command prints its message and exits with 2."""
+    """An error that the user can correct; the command prints its message and exits with 2."""
 
 
 class ConfigError(ConsilienceError):
@@ -15,7 +15,7 @@ class ConfigError(ConsilienceError):
 
 
 class DataError(ConsilienceError):
-    """Data that is missing, is not what it says, or does not fit the model."""
+    """Data that are missing or damaged, or do not fit the model."""
 
 
 class TaskError(ConsilienceError):
@@ -23,7 +23,7 @@ class TaskError(ConsilienceError):
 
 
 class RecordError(ConsilienceError):
-    """A record that is not of the type, shape or dtype that was asked for."""
+    """A record of an unexpected type, shape or dtype."""
 
 
 class CheckpointError(ConsilienceError):
@@ -31,7 +31,7 @@ class CheckpointError(ConsilienceError):
 
 
 class ClientError(ConsilienceError):
-    """A client's own code failed; says which client, in which round, at which stage."""
+    """An error in the computation of one client, with its name, the round and the stage."""
 
     def __init__(self, client: str, round: int, stage: str, reason: str) -> None:
         super().__init__(f"client {client!r} failed in round {round}, stage {stage!r}: {reason}")
@@ -39,13 +39,13 @@ class ClientError(ConsilienceError):
 
 
 def check_word(name: str, word: str, allowed: Iterable[str]) -> None:
-    """Refuse a setting's value that is none of the words allowed."""
+    """Raise a ConfigError unless `word` is allowed."""
     if word not in (words := list(allowed)):
         raise ConfigError(f"{name}={word!r} is not known; {nearest(word, words)}")
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """The end of an error message: what is allowed, and the nearest right name if there is one."""
+    """The end of an error message: the allowed names, and the one nearest to `word`."""
     names = sorted(allowed)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if not close:

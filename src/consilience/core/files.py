@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Atomic writes, and errors of writing in plain words."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from consilience.core.errors import CheckpointError
 
-CHECKPOINTS = 2  # kept at any time: the newest, and one to fall back on
+CHECKPOINTS = 2  # kept at any time: the newest, and one in reserve
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write beside, flush to the disk, rename over: a kill at any instant leaves the old file or the new one."""
+    """Write to a temporary file, flush it to the disk and rename it: a kill leaves the old file or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with named(path):
         try:
@@ -37,7 +37,7 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Let an error of the system say which file it is about: of a full disk it does not by itself."""
+    """Add the file name to an OSError in the block; the error of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -47,11 +47,11 @@ def named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Make a sentence of what the system says about writing a file of `folder`."""
+    """Turn an OSError about a file of `folder` into a CheckpointError with a remedy."""
     try:
         yield
     except OSError as error:
         if not isinstance(error.filename, str) or not Path(error.filename).is_relative_to(folder):
             raise
-        remedy = "free some space" if error.errno in FULL else "see that it can be"
+        remedy = "free some space" if error.errno in FULL else "make it writable"
         raise CheckpointError(f"{error.filename} cannot be written ({error.strerror}): {remedy}, and resume") from error

@@ -21,7 +21,7 @@ class Gaussian:
     `lam` is [..., P] (diagonal), [..., 1] (a scalar for all coordinates) or, with one dimension more than
     `eta`, [..., P, P] (full, for small P). Leading axes are clients and broadcast.
 
-    A factor may be improper: a site with zero or negative precision removes information. Moments need Λ > 0, so they
+    A factor may be improper: zero or negative precision removes information. Moments need Λ > 0, so they
     are those of `proper()`, which raises precisions below `FLOOR`, keeps η, and counts the raised entries as "precision
     floor". For a full Λ these are eigenvalues, and the floor is at least the rounding error.
     """

@@ -1,7 +1,7 @@
-"""Counts of how often a numerical guard had to act.
+"""Counts of numerical guards, such as a raised precision.
 
-A guard that acts silently hides a bug; one that raises kills a run for one bad number. So guards act, and count:
-whoever runs the computation opens `watch()` and puts the counts into the round's metrics.
+A silent guard would hide a bug, and an exception would end a run for one bad number. So a guard acts and counts, and
+the engine writes the counts of a `watch()` block into the round's metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _counts: ContextVar[dict[str, Tensor] | None] = ContextVar("guard counts", defau
 
 @contextmanager
 def watch() -> Iterator[dict[str, Tensor]]:
-    """Collect the counts of all guards that act inside the block; nested blocks do not see each other's."""
+    """Collect the counts of the guards that act inside the block; those of a nested block are its own."""
     counts: dict[str, Tensor] = {}
     token = _counts.set(counts)
     try:
@@ -28,7 +28,7 @@ def watch() -> Iterator[dict[str, Tensor]]:
 
 
 def count(name: str, acted: Tensor) -> None:
-    """Add the number of true entries of `acted`; stays on the device, so nothing waits for it."""
+    """Add the number of true entries of `acted`, on its device and without synchronisation."""
     counts = _counts.get()
     if counts is not None:
         counts[name] = counts.get(name, torch.zeros((), dtype=torch.int64, device=acted.device)) + acted.sum()

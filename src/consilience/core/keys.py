@@ -1,9 +1,9 @@
 """All randomness of a run, as a function of (seed, round, client, purpose).
 
-A key is a 64-bit integer; streams are hashes of (key, position), so a whole cohort draws in a few tensor
-operations, the result does not depend on who is computed together with whom, and integers are the same on
-every device. Only `normal` uses a `torch.Generator` a client, seeded by the key: for long vectors of noise
-that is the fastest way, and there CPU and GPU streams differ.
+A key is a 64-bit integer, and streams are hashes of (key, position). So a whole cohort draws in a few tensor
+operations, a client's numbers do not depend on the rest of the cohort, and integers are the same on every device. Only
+`normal` uses one `torch.Generator` per client, seeded by the key: it is the fastest way to long vectors of noise, and
+its CPU and GPU streams differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64: a bijection of 64-bit integers whose output bits look independent."""
+    """The finaliser of SplitMix64: a bijection of 64-bit integers with pseudo-random output."""
     x = x + _signed(_GOLDEN)
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
@@ -49,12 +49,12 @@ def key(seed: int, *, purpose: str, round: int = 0, client: int | Tensor = 0) ->
 
 
 def word(purpose: str) -> int:
-    """A purpose as a number, for `fold` inside a loss: compiled code cannot hash words there."""
+    """A purpose as a number, for `fold` inside a loss: compiled code cannot hash strings."""
     return zlib.crc32(purpose.encode())
 
 
 def fold(key: Tensor, purpose: str | int) -> Tensor:
-    """A further key for a purpose inside a purpose."""
+    """A key for a purpose within a purpose."""
     return mix(key ^ (word(purpose) if isinstance(purpose, str) else purpose))
 
 
@@ -66,34 +66,34 @@ def folds(key: Tensor, purposes: Sequence[str]) -> Tensor:
 
 def bits(key: Tensor, count: int) -> Tensor:
     """[..., count] pseudo-random int64 for keys [...]."""
-    # Not `key + position · golden`, SplitMix64's own sequence: compilers fold arithmetic on a position into the index
-    # of their loop, of 32 bits on a GPU and with undefined overflow in C++. They leave xor alone.
+    # Not SplitMix64's own sequence `key + position · golden`: compilers fold arithmetic on a position into the loop
+    # index, which has 32 bits on a GPU and undefined overflow in C++. They do not fold xor.
     return mix(key.unsqueeze(-1) ^ torch.arange(count, device=key.device))
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """[..., count] uniform numbers in [0, 1) for keys [...], of as many random bits as `dtype` can hold."""
+    """[..., count] uniform numbers in [0, 1) for keys [...], with as many random bits as `dtype` can hold."""
     width = _DIGITS[dtype]
     return _shift(bits(key, count), 64 - width).to(dtype) * 2.0**-width
 
 
 def standard(key: Tensor, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """[..., count] standard normal numbers for keys [...], by inverting their distribution function: for few numbers
-    inside a loss, where `normal` and its generators cannot go. They reach as far as `dtype` has digits."""
+    """[..., count] standard normal numbers for keys [...], by the inverse distribution function: for few numbers inside
+    a loss, where generators cannot be used. Their largest value depends on the digits of `dtype`."""
     tiny = torch.finfo(dtype).eps
     drawn: Tensor = 2**0.5 * torch.erfinv((2 * uniform(key, count, dtype) - 1).clamp(tiny - 1, 1 - tiny))
     return drawn
 
 
 def permutations(key: Tensor, sizes: Tensor, width: int) -> Tensor:
-    """[K, width]: row k starts with a permutation of 0..sizes[k]-1, then more or less anything up to `width`."""
+    """[K, width]: row k starts with a permutation of 0..sizes[k]-1; the rest is unspecified."""
     past_end = torch.arange(width, device=key.device) >= sizes.unsqueeze(-1)
     return _shift(bits(key, width), 1).masked_fill_(past_end, torch.iinfo(torch.int64).max).argsort(dim=-1)
 
 
 def sample(key: Tensor, population: int, count: int) -> Tensor:
-    """`count` of 0..population-1 without replacement, ascending. In a large population they are drawn one by one, again
-    where somebody was drawn before, so that the work does not grow with those who are not drawn."""
+    """`count` of 0..population-1 without replacement, ascending. In a large population repeated draws are rejected, so
+    that the cost does not grow with the population."""
     if count >= population:
         return torch.arange(population)
     if population < _LARGE or count > population // 2:
@@ -107,7 +107,7 @@ def sample(key: Tensor, population: int, count: int) -> Tensor:
 
 
 def generator(key: Tensor, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of one scalar key, for draws that torch does best itself."""
+    """A torch generator seeded by one scalar key."""
     return torch.Generator(device).manual_seed(int(_shift(key, 1)))
 
 
@@ -129,9 +129,9 @@ def normal(key: Tensor, *shape: int, dtype: torch.dtype, device: torch.device | 
 
 
 def sealed_normal(key: Tensor, context: bytes, count: int) -> Tensor:
-    """[count] standard normal noise in float64 that nobody can tell from other noise without the whole key; another
-    `context` is other noise. A hash stream (SHAKE-256), made on the CPU for every device: torch's generators take no
-    more than 32 bits of a seed there, and these can be searched."""
+    """[count] standard normal noise in float64 that cannot be predicted without the whole key; another `context` gives
+    other noise. It is a hash stream (SHAKE-256), made on the CPU for every device: torch's generators use at most 32
+    bits of a seed there, and these can be searched."""
     words = key.cpu().contiguous().numpy().tobytes() + context
     stream = torch.frombuffer(bytearray(hashlib.shake_256(words).digest(8 * count)), dtype=torch.int64)
     noise: Tensor = torch.special.ndtri((_shift(stream, 12).double() + 0.5) * 2.0**-52)

@@ -1,4 +1,4 @@
-"""What is worth tuning of a component, and where: `ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}`."""
+"""Ranges of hyperparameters for tuning: `ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Range:
             raise ConfigError(f"a range needs {what}, got {self.low} and {self.high}")
 
     def at(self, share: float) -> float:
-        """The value that a `share` of all draws lie below."""
+        """The quantile: a `share` of all draws lie below it."""
         if self.log:
             return self.low * math.pow(self.high / self.low, share)
         return self.low + (self.high - self.low) * share
@@ -32,7 +32,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few values, all as likely: for whole numbers, flags, names."""
+    """One of a few values with equal probability: for whole numbers, flags, names."""
 
     values: tuple[Any, ...]
 
@@ -45,5 +45,5 @@ class Choice:
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
 
-# By the name of a field; "server.lr" is a setting of the part `server` and goes before what the part itself declares.
+# By field; "server.lr" is a field of the part `server` and takes precedence over the range that the part declares.
 Ranges = Mapping[str, Range | Choice]

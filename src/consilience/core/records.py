@@ -1,9 +1,9 @@
-"""Records: what travels and what is stored. One format for the wire and for checkpoints.
+"""Records: messages, states and checkpoints, in one format.
 
 A record is a frozen dataclass whose fields are tensors, records, tuples of these, or None; a `static` field holds a
-plain value. It is a pytree, so `tree_map` reaches every tensor; messages fuse by adding leaf by leaf. `pack` turns it
-into safetensors bytes with named arrays and the record's type in the header; `unpack` builds it back and refuses
-anything else than was asked for. No code from a file is executed.
+plain value. A record is a pytree, so `tree_map` reaches every tensor, and messages are fused by adding leaf by leaf.
+`pack` writes safetensors bytes with named arrays and the type in the header; `unpack` reads them and refuses an
+unexpected type, shape or dtype. No code from a file is executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from consilience.core.display import span
-from consilience.core.errors import RecordError, nearest
+from consilience.core.errors import RecordError, TaskError, nearest
 from consilience.core.text import plural
 
 __all__ = [
@@ -59,12 +59,12 @@ def record(cls: type[T]) -> type[T]:
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
-    """A record's field that holds an int, a float, a string or a tuple of these: part of the type, not a tensor."""
+    """A field that holds an int, a float, a string or a tuple of these: part of the structure, not a tensor."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
 def type_name(cls: type) -> str:
-    """`module.Name`. The module of a user's own file is the file's name, so it is the same at every site."""
+    """`module.Name`. A user's own file is named without its path, so that the type has one name at all sites."""
     return f"{_USER_FILE.sub('', cls.__module__)}.{cls.__qualname__}"
 
 
@@ -76,8 +76,21 @@ class Point:
 
     @property
     def mean(self) -> Tensor:
-        """The parameters themselves, so that a point can stand where a Gaussian may."""
+        """The parameters themselves."""
         return self.theta
+
+    @property
+    def variance(self) -> Tensor:
+        """Zeros."""
+        return torch.zeros_like(self.theta)
+
+    def sample(self, n: int, *, seed: int = 0) -> Tensor:
+        """[n, ..., P] copies of the parameters."""
+        return self.theta.expand(n, *self.theta.shape)
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Not defined: raises a TaskError."""
+        raise TaskError("a Point has no density: learn a Gaussian posterior with a method such as FedEP")
 
     def __repr__(self) -> str:
         return f"Point({shape(self.theta)}, {span(self.theta) or '…'})"
@@ -85,33 +98,33 @@ class Point:
 
 @record
 class Weighted:
-    """A weighted sum that carries its own weight, so that a client left out needs no second pass."""
+    """A weighted sum with its total weight, so that rejecting a client needs no second pass."""
 
     total: Tree
     weight: Tensor
 
     @classmethod
     def of(cls, value: Tree, weight: Tensor) -> Weighted:
-        """Per-client values [K, ...] with weights [K, 1]."""
+        """From values [K, ...] of K clients and weights [K, 1]."""
         return cls(tree_map(lambda leaf: leaf * weight.view(-1, *[1] * (leaf.dim() - 1)), value), weight)
 
     @property
     def mean(self) -> Tree:
-        """Σ w v / Σ w, once the engine has summed over clients."""
+        """Σ w v / Σ w, after the engine has summed over clients."""
         axes, w = self.weight.shape[:-1], self.weight
         return tree_map(lambda leaf: leaf / w.view(axes + (1,) * (leaf.dim() - len(axes))), self.total)
 
 
 @record
 class Addressed:
-    """A message with a part for everyone and a part for each client, whose leaves have the client axis."""
+    """A message with a part for all clients and a part for each, whose leaves have a client axis."""
 
     shared: Tree
     own: Tree
 
 
 def shape(theta: Tensor) -> str:
-    """The size of flat vectors in words: 1,200 parameters, or those of each of 20 clients."""
+    """The size of flat vectors in words: 1,200 parameters, or 20 × 1,200 parameters."""
     clients = "".join(f"{n:,} × " for n in theta.shape[:-1])
     return clients + (plural(theta.shape[-1], "parameter") if theta.dim() else "a number")
 
@@ -161,7 +174,7 @@ def _static(tree: Tree) -> dict[str, Any]:
 
 
 def add(a: Tree, b: Tree) -> Tree:
-    """Leaf by leaf sum: how additive messages fuse."""
+    """The sum, leaf by leaf."""
     return tree_map(torch.add, a, b)
 
 
@@ -171,7 +184,7 @@ def rows(tree: Tree, index: int | slice | Tensor) -> Tree:
 
 
 def stack(trees: list[Tree]) -> Tree:
-    """One client a tree, into one tree with a client axis."""
+    """The trees of several clients as one tree with a client axis."""
     return tree_map(lambda *parts: torch.stack(parts), *trees)
 
 
@@ -181,7 +194,7 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def nbytes(tree: Tree) -> int:
-    """Bytes of all leaves: what a message costs on the wire, headers aside."""
+    """Bytes of all leaves, without headers."""
     return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
 
 
@@ -198,24 +211,24 @@ def _describe(tree: Tree) -> Any:
 
 
 def blueprint(tree: Tree) -> dict[str, Any]:
-    """A tree without its numbers, as plain data: its structure, and every leaf's dtype, shape and kind of device."""
+    """A tree without its values, as plain data: its structure, and the dtype, shape and device type of every leaf."""
     what = {name: (str(leaf.dtype).removeprefix("torch."), leaf.shape, leaf.device.type) for name, leaf in leaves(tree)}
     return {"record": _describe(tree), "leaves": what}
 
 
 def assemble(plan: dict[str, Any], arrays: dict[str, Tensor]) -> Tree:
-    """The tree of a blueprint, from its leaves by name."""
+    """A tree from its blueprint and its leaves by name."""
     return _build(plan["record"], arrays, "")
 
 
 def pack(tree: Tree, **note: str) -> bytes:
-    """Safetensors bytes; the header holds the structure and whatever `note` says."""
+    """Safetensors bytes; the header holds the structure and the entries of `note`."""
     arrays = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in leaves(tree)}
     return write_arrays(arrays, metadata={"record": json.dumps(_describe(tree)), **note})
 
 
 def notes(data: bytes) -> dict[str, str]:
-    """The header's metadata; an empty one for a file that is no safetensors file."""
+    """The metadata of the header; empty if `data` is not a safetensors file."""
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return dict(header.get("__metadata__", {}))
@@ -224,10 +237,10 @@ def notes(data: bytes) -> dict[str, str]:
 
 
 def unpack(data: bytes, like: Tree = None) -> Tree:
-    """The record in `data`. With `like`, a record of the same shapes and dtypes, anything else is refused."""
+    """The record in `data`. With `like`, it must have the same structure, shapes and dtypes."""
     structure = notes(data).get("record")
     if structure is None:
-        raise RecordError("these bytes hold no record: not written by consilience, or cut short")
+        raise RecordError("these bytes hold no record: they were not written by consilience, or are truncated")
     try:
         arrays = read_arrays(data)
         value = _build(json.loads(structure), arrays, "")
@@ -262,12 +275,12 @@ def _build(structure: Any, arrays: dict[str, Tensor], path: str) -> Tree:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that they were."""
+    """Tuples in place of JSON's lists."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def check(value: Tree, like: Tree, what: str = "record") -> None:
-    """Refuse `value` unless type, names, shapes and dtypes are those of `like`."""
+    """Raise a RecordError unless `value` has the structure, shapes and dtypes of `like`."""
     if _describe(value) != _describe(like):
         raise RecordError(f"{what}: expected {_name(like)}, got {_name(value)}")
     for (name, got), (_, wanted) in zip(leaves(value), leaves(like), strict=True):
@@ -278,8 +291,9 @@ def check(value: Tree, like: Tree, what: str = "record") -> None:
 
 
 def _name(tree: Tree) -> str:
-    """Types and fields, as one would write them down; a tensor is its field's name alone."""
-    inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in _children(tree)}
+    """Types and fields as a call, static fields with their values."""
     if tree is None or isinstance(tree, Tensor):
         return "None" if tree is None else "Tensor"
+    inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in _children(tree)}
+    inner |= {} if isinstance(tree, tuple) else {name: f"={value!r}" for name, value in _static(tree).items()}
     return f"{type(tree).__name__}({', '.join(name + what for name, what in inner.items())})"

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Numbers, names and lists as text."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ NONE = "–"
 
 
 def short(metric: str) -> str:
-    """A metric in a table's head."""
+    """The short name of a metric, for a table."""
     return SHORT.get(metric, metric.replace("_", " "))
 
 
 def long(metric: str) -> str:
-    """A metric above its plot."""
+    """The long name of a metric, for the title of a plot."""
     name = LONG.get(metric, short(metric))
     return name[:1].upper() + name[1:]
 
 
 def in_order(metrics: Iterable[str]) -> list[str]:
-    """Metrics without repeats, the usual ones first and the others as they came."""
+    """Metrics without duplicates: first those of `LONG`, then the others in their order."""
     found = list(dict.fromkeys(metrics))
     return sorted(found, key=lambda metric: list(LONG).index(metric) if metric in LONG else len(LONG))
 
 
 def is_number(value: Any) -> bool:
-    """A finite number, and not a flag."""
+    """True for a finite number that is not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -72,8 +72,7 @@ def decimals(values: Iterable[Any]) -> int:
 
 
 def fixed(value: Any, places: int) -> str:
-    """A number with a given number of decimals, or with an exponent where they would all be 0; a dash for what is
-    none."""
+    """A number with `places` decimals, or with an exponent if these would all be 0; a dash for other values."""
     if not is_number(value):
         return NONE
     if 0 < abs(value) < min(10**-places / 2, 1e-3):
@@ -83,7 +82,7 @@ def fixed(value: Any, places: int) -> str:
 
 
 def number(value: Any) -> str:
-    """A number by itself."""
+    """A number with about four significant digits."""
     return fixed(value, decimals([value]))
 
 
@@ -97,7 +96,7 @@ def data_size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in the two units that matter."""
+    """A time span in its two largest units."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     whole = round(seconds)
@@ -119,7 +118,7 @@ def listing(parts: Sequence[str]) -> str:
 
 
 def call(config: Any) -> str:
-    """Nested hyperparameters as the call that made them: FedEP(infer=Identity(scale=0.05), damping=None)."""
+    """Nested hyperparameters as a call: FedEP(infer=Identity(scale=0.05), damping=None)."""
     if isinstance(config, dict):
         inner = ", ".join(f"{key}={call(value)}" for key, value in config.items() if key != "name")
         return f"{config['name']}({inner})" if "name" in config else f"({inner})"
