@@ -18,9 +18,9 @@ from consilience.core.errors import ConfigError
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 """0 ≤ x < 1, such as a momentum."""
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 """0 < x ≤ 1, such as a share of clients."""
 Proportion = Annotated[float, Field(ge=0, le=1)]
 """0 ≤ x ≤ 1."""
