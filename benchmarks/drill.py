@@ -22,10 +22,10 @@ import torch
 
 import consilience as cs
 from consilience.core.records import leaves, tree_map
-from consilience.flower.folder import Folder
-from consilience.flower.letters import Token
 from consilience.flower.loopback import Loopback
-from consilience.flower.roster import Roster
+from consilience.flower.messages import Token
+from consilience.flower.registry import Registry
+from consilience.flower.storage import ClientStorage
 from consilience.runs.directory import RunDirectory
 
 APP = Path(__file__).parent / "drill_app"
@@ -112,7 +112,7 @@ def killed_link(drill: Drill) -> str:
     drill.start()
     drill.wait_for(drill.mark(linger).exists)
     drill.net.kill("link")
-    drill.net.start_link()
+    drill.net.start_superlink()
     return drill.net.wait(drill.start())
 
 
@@ -176,9 +176,9 @@ def apart(a: cs.Gaussian, b: cs.Gaussian) -> float:
 
 def product_of_sites(drill: Drill, tokens: torch.Tensor) -> cs.Gaussian:
     """Π q_k from the sites' own disks, in double precision."""
-    roster, product = Roster.read(drill.out), None
+    roster, product = Registry.read(drill.out), None
     for site, token in zip(roster.names, tokens.tolist(), strict=True):
-        work, _ = Folder(drill.states(site), roster.experiment, site).read(Token(*token))
+        work, _ = ClientStorage(drill.states(site), roster.experiment, site).read(Token(*token))
         factor = tree_map(lambda leaf: leaf[0].double(), work.state.factor)
         product = factor if product is None else product * factor
     return product

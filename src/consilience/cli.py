@@ -305,7 +305,7 @@ def new(
     Next: README.md in DIR.
     """
     from consilience.config import read_config
-    from consilience.flower.deployment.new import write_app
+    from consilience.flower.deployment.create import write_app
 
     for file in write_app(directory, read_config(config, set_)):
         messages.print(str(file), soft_wrap=True)
@@ -313,20 +313,17 @@ def new(
 
 @flower.command()
 def gate(
-    link: Annotated[str, typer.Option(help="Where the link is, on this machine.")] = "127.0.0.1:8000",
-    host: Annotated[str, typer.Option(help="On which address to be reached.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="At which port.")] = 8443,
+    superlink: Annotated[str, typer.Option(help="Address of the SuperLink on this machine.")] = "127.0.0.1:8000",
+    host: Annotated[str, typer.Option(help="Address on which sites connect.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port on which sites connect.")] = 8443,
     certificates: Annotated[Path, typer.Option(help="Folder of ca.crt, server.crt and server.key.")] = Path(
         "certificates"
     ),
 ) -> None:
-    """What sites reach: lets them through to the link, and nobody start runs or add sites."""
-    from consilience.flower.deployment import need_flower
+    """Start the proxy that sites connect to: it passes on the requests of sites and refuses all others."""
+    from consilience.flower.deployment.gate import run_gate
 
-    need_flower()
-    from consilience.flower.deployment.gate import keep
-
-    keep(link, host, port, certificates)
+    run_gate(superlink, host, port, certificates)
 
 
 def _given(overrides: list[str] | None) -> list[str]:

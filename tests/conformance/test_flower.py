@@ -12,10 +12,11 @@ import consilience as cs
 from conformance import test_conformance as cases
 from consilience.core.errors import ConfigError
 from consilience.core.records import leaves
-from consilience.flower import Manners, apps, client_app, serve
-from consilience.flower.folder import Folder
-from consilience.flower.office import Office
-from consilience.flower.roster import Roster
+from consilience.flower import Participation, client_app, serve
+from consilience.flower import app as flower_app
+from consilience.flower.coordinator import Coordinator
+from consilience.flower.registry import Registry
+from consilience.flower.storage import ClientStorage
 from support.flower_grid import MemoryGrid, unhurried
 
 CLIENTS = len(cases.SIZES)
@@ -35,7 +36,7 @@ def task(algorithm):
 def grid():
     grid = MemoryGrid()
     with unhurried() as patch:
-        patch.setattr(apps, "Office", partial(Office, clock=grid.clock, sleep=grid.sleep))
+        patch.setattr(flower_app, "Coordinator", partial(Coordinator, clock=grid.clock, sleep=grid.sleep))
         yield grid
 
 
@@ -47,7 +48,7 @@ def learn_at_sites(grid, algorithm, task, federation, folder, rounds=3):
         grid,
         algorithm,
         task,
-        manners=Manners(CLIENTS),
+        participation=Participation(CLIENTS),
         rounds=rounds,
         cohort=5,
         out=folder / "run",
@@ -65,16 +66,16 @@ def assert_same(what, found, wanted, but=()):
 @cases.every
 def test_sites_give_the_simulators_run(algorithm, task, federation, grid, tmp_path):
     if len(algorithm.arrange(federation)) < CLIENTS:
-        with pytest.raises(ConfigError, match="no real federation can run"):
+        with pytest.raises(ConfigError, match="moves the data to one place"):
             learn_at_sites(grid, algorithm, task, federation, tmp_path)
         return
     there, here = learn_at_sites(grid, algorithm, task, federation, tmp_path), cases.learned(algorithm)
     assert_same("server", there.server, here.server)
-    experiment = Roster.read(tmp_path / "run").experiment
+    experiment = Registry.read(tmp_path / "run").experiment
     for k in range(CLIENTS):
         state, folder = (
             here.states.gather(torch.tensor([k])),
-            Folder(tmp_path / "sites", experiment, federation.name(k)),
+            ClientStorage(tmp_path / "sites", experiment, federation.name(k)),
         )
         if state is None or k not in here.states:
             assert not folder.tokens()

@@ -21,13 +21,15 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import consilience as cs
 from consilience.core.records import Tree, pack, unpack
-from consilience.flower import Manners, apps, client_app
-from consilience.flower.folder import Folder
-from consilience.flower.letters import NOTHING, Answer, Order, letter, opened
-from consilience.flower.office import Office
-from consilience.flower.roster import Roster
+from consilience.flower import Participation, client_app
+from consilience.flower import app as flower_app
+from consilience.flower.coordinator import Coordinator
+from consilience.flower.messages import NO_STATE, TrainReply, TrainRequest, decode, encode
+from consilience.flower.registry import Registry
+from consilience.flower.storage import ClientStorage
 
-HEARTBEATS = 60.0  # seconds after which the link believes that a node is down
+HEARTBEATS = 60.0  # seconds after which the SuperLink reports that a node is down
+SHORT = {"timeout": 20.0, "patience": 300.0}
 UNAVAILABLE = Error(5, "Error: Node Unavailable")
 LATER = object()  # what a fault returns for a node that is not ready to answer yet
 
@@ -156,7 +158,7 @@ class MemoryGrid(Grid):
 def unhurried():
     """Without what only takes time in a test: reports and the disk's own caches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apps, "write_report", lambda place: place / "report.html")
+        patch.setattr(flower_app, "write_report", lambda place: place / "report.html")
         patch.setattr(os, "fsync", lambda file: None)
         yield patch
 
@@ -167,7 +169,7 @@ class Delivery:
 
     world: World
     site: str
-    order: Order
+    order: TrainRequest
     message: Message
     answer: Callable[..., Message]
 
@@ -176,9 +178,9 @@ class Delivery:
 
     def with_update(self, change, **facts):
         """The honest answer with another update, and perhaps other facts."""
-        answer, records = opened(self.answer().content, Answer)
+        answer, records = decode(self.answer().content, TrainReply)
         facts = answer.model_copy(update=facts)
-        return self.reply(letter(facts, update=pack(change(unpack(records["update"])))))
+        return self.reply(encode(facts, update=pack(change(unpack(records["update"])))))
 
 
 @dataclass
@@ -194,12 +196,12 @@ class World:
     federation: cs.Federation
     folder: Path
     held_out: cs.Federation | None = None
-    manners: dict = field(default_factory=dict)
+    participation: dict = field(default_factory=dict)
     faults: dict[tuple[int, str], Callable] = field(default_factory=dict)
     always: dict[str, Callable] = field(default_factory=dict)
     instead: dict[tuple[str, str], Callable] = field(default_factory=dict)
     grid: MemoryGrid = field(default_factory=MemoryGrid)
-    orders: list[tuple[str, Order]] = field(default_factory=list)
+    orders: list[tuple[str, TrainRequest]] = field(default_factory=list)
 
     def __post_init__(self):
         self.grid.fault = self._deliver
@@ -239,7 +241,7 @@ class World:
         site, kind = node.settings["site"], message.metadata.message_type
         if kind != "train":
             return self.instead.get((kind, site), lambda reply: reply)(answer())
-        order = opened(message.content, Order)[0]
+        order = decode(message.content, TrainRequest)[0]
         self.orders.append((site, order))
         fault = self.faults.pop((order.round, site), None) or self.always.get(site)
         return answer() if fault is None else fault(Delivery(self, site, order, message, answer))
@@ -247,12 +249,12 @@ class World:
     def serve(self, rounds, **options):
         """The server's process: it goes on with what is in its directory."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(apps, "Office", partial(Office, clock=self.grid.clock, sleep=self.grid.sleep))
-            return apps.serve(
+            patch.setattr(flower_app, "Coordinator", partial(Coordinator, clock=self.grid.clock, sleep=self.grid.sleep))
+            return flower_app.serve(
                 self.grid,
                 self.method,
                 self.task,
-                manners=Manners(len(self.federation), **{"timeout": 20.0, "patience": 300.0} | self.manners),
+                participation=Participation(len(self.federation), **SHORT | self.participation),
                 rounds=rounds,
                 out=self.out,
                 precision="float64",
@@ -271,13 +273,13 @@ class World:
             return cs.fit(self.method, self.task, federation, rounds=rounds, engine=engine, progress=False, **options)
 
     def files(self, site):
-        return Folder(self.disk(site), Roster.read(self.out).experiment, site)
+        return ClientStorage(self.disk(site), Registry.read(self.out).experiment, site)
 
     def state(self, run, site) -> Tree:
         """A site's state from its own disk, as the next order would name it."""
         client = self.names.index(site)
         token = run.states.token(client)
-        if token == NOTHING:  # the next order will bring it
+        if token == NO_STATE:  # the next order will bring it
             return run.states.gather(torch.tensor([client]))
         work = self.files(site).read(token)
         assert work is not None, f"{site} has no {token}, only {self.files(site).tokens()}"

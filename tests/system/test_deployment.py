@@ -30,13 +30,13 @@ from consilience.config import LoadedDeployment, read_config, read_deployment
 from consilience.core import records
 from consilience.core.errors import ConfigError, DataError
 from consilience.data.site import read_site
-from consilience.flower import apps
+from consilience.flower import app as flower_app
+from consilience.flower.client import FlowerClient
+from consilience.flower.coordinator import Coordinator
 from consilience.flower.deployment import deployment
-from consilience.flower.deployment.gate import LARGEST, gate, keep
-from consilience.flower.deployment.new import write_app
-from consilience.flower.letters import Introduction, Invitation, letter, opened
-from consilience.flower.office import Office
-from consilience.flower.site import Site
+from consilience.flower.deployment.create import write_app
+from consilience.flower.deployment.gate import MAX_BYTES, gate_app, run_gate
+from consilience.flower.messages import InfoRequest, SiteInfo, decode, encode
 from support.flower_grid import MemoryGrid
 
 ROOT = Path(__file__).parents[2]
@@ -117,8 +117,10 @@ def test_a_deployment_knows_its_network_and_method_without_any_data(config: Any)
     assert not torch.equal(one.initial(), other.initial())
     assert deployed.algorithm() == cs.FedAvg(cs.SGD(lr=0.1))
     assert deployed.config.run.checkpoint_every == 1
-    manners = deployed.config.federation.model_dump(include={"min_clients", "timeout", "patience", "max_examples"})
-    assert manners == {"min_clients": 1, "timeout": 600.0, "patience": 3600.0, "max_examples": None}
+    participation = deployed.config.federation.model_dump(
+        include={"min_clients", "timeout", "patience", "max_examples"}
+    )
+    assert participation == {"min_clients": 1, "timeout": 600.0, "patience": 3600.0, "max_examples": None}
 
 
 def test_cropping_changes_what_the_model_is_built_for(config: Any) -> None:
@@ -428,7 +430,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], tuple[Any, Any]
 @pytest.fixture
 def grid(monkeypatch: pytest.MonkeyPatch) -> MemoryGrid:
     grid = MemoryGrid()
-    monkeypatch.setattr(apps, "Office", partial(Office, clock=grid.clock, sleep=grid.sleep))
+    monkeypatch.setattr(flower_app, "Coordinator", partial(Coordinator, clock=grid.clock, sleep=grid.sleep))
     return grid
 
 
@@ -530,10 +532,10 @@ def test_the_seed_of_the_run_is_that_of_every_sites_network(
     monkeypatch.chdir(tmp_path)
     MemoryGrid()  # there must be a task for messages to be of
     for _ in range(2):
-        message = Message(letter(Invitation()), 7, "query")
+        message = Message(encode(InfoRequest()), 7, "query")
         message.metadata.__dict__["_message_id"] = "1"
         reply = app(message, Context(1, 7, {"site": "basel"}, RecordDict(), {"seed": 3}))
-        assert opened(reply.content, Introduction)[0].examples == 4
+        assert decode(reply.content, SiteInfo)[0].examples == 4
     assert seeds == [3]
 
 
@@ -577,7 +579,7 @@ def test_a_node_without_data_is_told_how_to_start(config: Any) -> None:
 def introduced(app: Any, load: Any, folder: Path, **node: Any) -> Any:
     """How a site with these data introduces itself."""
     method, task = app.deployed.algorithm(), app.deployed.task(0)
-    return Site("north", method, task, lambda: app.examples(load, {"site": "north", **node}), folder).introduce()
+    return FlowerClient("north", method, task, lambda: app.examples(load, {"site": "north", **node}), folder).info()
 
 
 def test_what_is_wrong_with_data_is_not_told_to_the_server(config: Any, tmp_path: Path) -> None:
@@ -730,7 +732,7 @@ def asked(path: str, content: bytes = b"x", method: str = "POST", **headers: str
         return httpx.Response(401, content=b"answer", headers={"x-flower": "1"})
 
     async def ask() -> httpx.Response:
-        app = gate("https://127.0.0.1:8000", transport=httpx.MockTransport(link))
+        app = gate_app("https://127.0.0.1:8000", transport=httpx.MockTransport(link))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://gate") as client:
             request = client.build_request(method, "/", content=content, headers=headers)
             request.url = request.url.copy_with(raw_path=path.encode())
@@ -762,8 +764,8 @@ def test_nothing_else_reaches_the_link(path: str) -> None:
 
 
 def test_only_so_much_at_once_and_only_by_post() -> None:
-    assert asked("/v1/fleet/push-object", b"0" * LARGEST)[0].status_code == 401
-    answer, seen = asked("/v1/fleet/push-object", b"0" * (LARGEST + 1))
+    assert asked("/v1/fleet/push-object", b"0" * MAX_BYTES)[0].status_code == 401
+    answer, seen = asked("/v1/fleet/push-object", b"0" * (MAX_BYTES + 1))
     assert (answer.status_code, seen) == (413, [])
     answer, seen = asked("/v1/fleet/get-run", method="GET")
     assert (answer.status_code, seen) == (405, [])
@@ -774,7 +776,7 @@ def test_a_link_that_is_down_is_no_error_of_the_gate() -> None:
         raise httpx.ConnectError("refused")
 
     async def ask() -> httpx.Response:
-        app = gate("https://127.0.0.1:8000", transport=httpx.MockTransport(down))
+        app = gate_app("https://127.0.0.1:8000", transport=httpx.MockTransport(down))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://gate") as client:
             return await client.post("/v1/fleet/get-run")
 
@@ -783,4 +785,4 @@ def test_a_link_that_is_down_is_no_error_of_the_gate() -> None:
 
 def test_a_gate_without_certificates_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no .*ca\.crt: the gate needs the link's certificates"):
-        keep("127.0.0.1:8000", "127.0.0.1", 8443, tmp_path)
+        run_gate("127.0.0.1:8000", "127.0.0.1", 8443, tmp_path)

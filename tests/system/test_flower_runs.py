@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 import consilience as cs
 from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError
-from consilience.core.records import Point, leaves, tree_map, unpack
-from consilience.flower import apps
-from consilience.flower.letters import NOTHING, Answer, Introduction, Marks, Order, letter, opened
-from consilience.flower.roster import Roster
+from consilience.core.records import Point, Weighted, leaves, tree_map, unpack
+from consilience.flower import app as flower_app
+from consilience.flower.messages import NO_STATE, EvaluateReply, SiteInfo, TrainReply, TrainRequest, decode, encode
+from consilience.flower.registry import Registry
 from consilience.report import write_report
 from support.flower_grid import HEARTBEATS, Killed, World, unhurried
 from support.scenarios import NAMES, blobs, likelihood, linear
@@ -115,7 +115,7 @@ def test_a_switch_of_methods_is_the_simulators_run_and_sends_states_anew(world):
     assert apart(there, run) < 1e-9
     for site, order in there.orders:
         assert order.stage == (order.round > 2)
-        assert (order.base == NOTHING) == (order.round in (1, 3)), site
+        assert (order.base == NO_STATE) == (order.round in (1, 3)), site
 
 
 def score(world, rounds=2, **options):
@@ -181,9 +181,9 @@ def test_a_site_that_fails_to_score_the_model_is_named_and_the_others_scores_sta
     run, saved = score(there)
     assert [client["name"] for client in saved["clients"]] == ["Genf"]
     assert run.history[-1]["eval"]["nll"] == pytest.approx(saved["clients"][0]["metrics"]["nll"])
-    assert "'Basel' has not scored the model: DataError: no disk" in caplog.text
-    assert "'Bern' has not scored the model: it did not answer within 20 seconds" in caplog.text
-    assert "'Chur' has not scored the model: this is no Marks" in caplog.text
+    assert "the scores of 'Basel' are rejected: DataError: no disk" in caplog.text
+    assert "the scores of 'Bern' are rejected: it did not reply within 20 seconds" in caplog.text
+    assert "the scores of 'Chur' are rejected: the message is not a EvaluateReply" in caplog.text
 
 
 def test_a_run_that_nobody_can_score_goes_on(clouds):
@@ -197,15 +197,15 @@ def says(kind, **changes):
     """A reply with other facts in it, whatever they are."""
 
     def instead(reply):
-        facts = json.loads(opened(reply.content, kind)[0].model_dump_json()) | changes
-        reply.content = RecordDict({"facts": ConfigRecord({"json": json.dumps(facts)})})
+        facts = json.loads(decode(reply.content, kind)[0].model_dump_json()) | changes
+        reply.content = RecordDict({"payload": ConfigRecord({"json": json.dumps(facts)})})
         return reply
 
     return instead
 
 
 BINS = {"edges": [0.0, 1.0], "confidence": [0.5], "accuracy": [0.25], "count": [4]}
-UNFIT = "its reliability diagram is not one of its examples"
+UNFIT = "its reliability diagram does not fit its examples"
 NONSENSE = {
     "no scores": ({"point": {}}, "its scores are not those of the task"),
     "other scores": ({"point": {"beauty": 1.0}}, "its scores are not those of the task"),
@@ -213,24 +213,24 @@ NONSENSE = {
     "other bins": ({"reliability": BINS}, UNFIT),
     "no diagram": ({"reliability": None}, UNFIT),
     "another diagram": ({"marginal_reliability": BINS}, UNFIT),
-    "no bins": ({"reliability": {}}, "Marks: reliability.edges: Field required"),
-    "words for numbers": ({"reliability": BINS | {"count": ["x"]}}, "Marks: reliability.count.0"),
-    "more than all": ({"reliability": BINS | {"accuracy": [7.0]}}, "Marks: reliability.accuracy.0"),
+    "no bins": ({"reliability": {}}, "EvaluateReply: reliability.edges: Field required"),
+    "words for numbers": ({"reliability": BINS | {"count": ["x"]}}, "EvaluateReply: reliability.count.0"),
+    "more than all": ({"reliability": BINS | {"accuracy": [7.0]}}, "EvaluateReply: reliability.accuracy.0"),
     "more examples than in the diagram": ({"examples": 10**9}, UNFIT),
-    "more examples than a float holds": ({"examples": 10**400}, "Marks: examples"),
+    "more examples than a float holds": ({"examples": 10**400}, "EvaluateReply: examples"),
 }
 
 
 @pytest.mark.parametrize(("nonsense", "reason"), NONSENSE.values(), ids=NONSENSE)
 def test_a_site_whose_scores_make_no_sense_is_named_and_the_others_scores_stand(clouds, nonsense, reason, caplog):
     there = clouds(FEDAVG)
-    there.instead["evaluate", BAD] = says(Marks, **nonsense)
+    there.instead["evaluate", BAD] = says(EvaluateReply, **nonsense)
     run, saved = score(there, 1)
     sites = saved["clients"]
     assert [site["name"] for site in sites] == [name for name in there.names if name != BAD]
     mean = sum(site["examples"] * site["metrics"]["nll"] for site in sites) / sum(site["examples"] for site in sites)
     assert run.history[-1]["eval"]["nll"] == pytest.approx(mean)
-    assert f"{BAD!r} has not scored the model: {reason}" in caplog.text
+    assert f"the scores of {BAD!r} are rejected: {reason}" in caplog.text
 
 
 def with_and_without(clouds, method, instead):
@@ -243,28 +243,28 @@ def with_and_without(clouds, method, instead):
 
 def test_a_site_cannot_score_with_more_examples_than_it_said_it_holds_out(clouds, caplog):
     def boasts(reply):
-        facts = opened(reply.content, Marks)[0]
+        facts = decode(reply.content, EvaluateReply)[0]
         count = [10**9 * n // facts.examples for n in facts.reliability.count]
         diagram = facts.reliability.model_dump() | {"count": count}
-        return says(Marks, examples=sum(count), reliability=diagram)(reply)
+        return says(EvaluateReply, examples=sum(count), reliability=diagram)(reply)
 
     (run, saved), (wanted, without) = with_and_without(clouds, FEDAVG, boasts)
     assert run.history[-1]["eval"] == wanted.history[-1]["eval"]
     assert saved == without
     assert BAD not in [client["name"] for client in saved["clients"]]
-    assert f"{BAD!r} has not scored the model: it scored 1000000000 examples, and holds out 5" in caplog.text
+    assert f"the scores of {BAD!r} are rejected: it scored 1000000000 examples, but holds 5 out" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("missing", "reason"), [("marginal", "its scores are not those of the task"), ("marginal_reliability", UNFIT)]
 )
 def test_a_site_without_a_posteriors_scores_does_not_take_those_of_the_others_away(clouds, missing, reason, caplog):
-    instead = says(Marks, **{missing: None})
+    instead = says(EvaluateReply, **{missing: None})
     (run, saved), (wanted, without) = with_and_without(clouds, cs.FedEP(LAPLACE), instead)
     assert "nll" in run.history[-1]["marginal"]
     assert run.history[-1]["marginal"] == wanted.history[-1]["marginal"]
     assert saved == without
-    assert f"{BAD!r} has not scored the model: {reason}" in caplog.text
+    assert f"the scores of {BAD!r} are rejected: {reason}" in caplog.text
 
 
 @pytest.mark.parametrize("boasts", [False, True], ids=["honest", "boasts"])
@@ -273,12 +273,12 @@ def test_a_site_that_holds_nothing_out_is_asked_only_if_it_says_that_it_does(clo
     data = there.data
     there.data = lambda k: data(k).train if there.names[k] == BAD else data(k)
     if boasts:
-        there.instead["query", BAD] = says(Introduction, held_out=5)
+        there.instead["query", BAD] = says(SiteInfo, held_out=5)
     run, saved = score(there, 1)
     assert [client["name"] for client in saved["clients"]] == [name for name in there.names if name != BAD]
     assert "nll" in run.history[-1]["eval"]
     assert (("evaluate", BAD) in there.grid.delivered) == boasts
-    refusal = f"{BAD!r} has not scored the model: ConsilienceError: it holds no examples out"
+    refusal = f"the scores of {BAD!r} are rejected: ConsilienceError: it holds no examples out"
     assert (refusal in caplog.text) == (BAD in caplog.text) == boasts
 
 
@@ -289,19 +289,19 @@ IMPOSSIBLE = [("held_out", 10**12 + 1), ("held_out", 10**400), ("examples", 10**
 def test_a_site_that_says_what_cannot_be_is_named_and_does_not_end_the_run(clouds, fact, value, caplog):
     there = clouds(FEDAVG)
     there.serve(1)
-    there.instead["query", BAD] = says(Introduction, **{fact: value})
+    there.instead["query", BAD] = says(SiteInfo, **{fact: value})
     run, saved = score(there, 2)
-    assert f"node {there.nodes[BAD]} does not say who it is: Introduction: {fact}" in caplog.text
+    assert f"node {there.nodes[BAD]} is rejected: its information is not valid: SiteInfo: {fact}" in caplog.text
     assert [line["clients"] for line in run.history] == [4, 3]
     assert [client["name"] for client in saved["clients"]] == [name for name in there.names if name != BAD]
 
 
 def test_a_run_does_not_begin_with_a_site_that_says_what_cannot_be_until_it_is_mended(clouds, caplog):
     there = clouds(FEDAVG)
-    there.instead["query", BAD] = says(Introduction, held_out=10**400)
-    with pytest.raises(ConsilienceError, match=r"only 3 of 4 sites came .*\(Basel, Bern, Genf\)"):
+    there.instead["query", BAD] = says(SiteInfo, held_out=10**400)
+    with pytest.raises(ConsilienceError, match=r"only 3 of 4 sites came online .*\(Basel, Bern, Genf\)"):
         there.serve(1)
-    assert f"node {there.nodes[BAD]} does not say who it is: Introduction: held_out: " in caplog.text
+    assert f"node {there.nodes[BAD]} is rejected: its information is not valid: SiteInfo: held_out: " in caplog.text
     there.instead.clear()
     assert_same(there.serve(1).server, there.simulated(1).server)
 
@@ -335,16 +335,16 @@ def empty(delivery):
 
 
 def garbage(delivery):
-    return delivery.reply(RecordDict({"facts": ConfigRecord({"json": '{"kind": "done", "price": 7}'})}))
+    return delivery.reply(RecordDict({"payload": ConfigRecord({"json": '{"status": "done", "price": 7}'})}))
 
 
 def without_update(delivery):
-    return delivery.reply(letter(Answer(kind="done")))
+    return delivery.reply(encode(TrainReply(status="done")))
 
 
 def no_record(delivery):
-    answer, _ = opened(delivery.answer().content, Answer)
-    return delivery.reply(letter(answer, update=b"\x00" * 64))
+    answer, _ = decode(delivery.answer().content, TrainReply)
+    return delivery.reply(encode(answer, update=b"\x00" * 64))
 
 
 def no_notes(delivery):
@@ -352,7 +352,7 @@ def no_notes(delivery):
 
 
 def more_notes(delivery):
-    answer, _ = opened(delivery.answer().content, Answer)
+    answer, _ = decode(delivery.answer().content, TrainReply)
     return delivery.with_update(lambda update: update, notes=answer.notes | {"round": 1e6, "clients": 1e6})
 
 
@@ -361,7 +361,7 @@ def too_many_guards(delivery):
 
 
 def refuses(delivery):
-    return delivery.reply(letter(Answer(kind="refused", reason="its update's eta is not finite")))
+    return delivery.reply(encode(TrainReply(status="rejected", reason="its update's eta is not finite")))
 
 
 BADLY = {
@@ -370,14 +370,14 @@ BADLY = {
     rounded: "is torch.float32 where torch.float64 was expected",
     other_record: "got Point",
     raises: "OutOfMemoryError: too large",
-    silent: "it did not answer within 20 seconds",
-    empty: "this is no Answer: it has no 'facts'",
-    garbage: "Answer: price: Extra inputs are not permitted",
-    without_update: "its answer has no update",
+    silent: "it did not reply within 20 seconds",
+    empty: "the message is not a TrainReply: 'payload' is missing",
+    garbage: "TrainReply: price: Extra inputs are not permitted",
+    without_update: "its reply has no update",
     no_record: "hold no record",
-    no_notes: "what it notes is not what the method notes",
-    more_notes: "what it notes is not what the method notes",
-    too_many_guards: "Answer: guards.precision floor: Input should be less than or equal to 1000000000000",
+    no_notes: "its notes are not those of the method",
+    more_notes: "its notes are not those of the method",
+    too_many_guards: "TrainReply: guards.precision floor: Input should be less than or equal to 1000000000000",
     refuses: "its update's eta is not finite",
 }
 
@@ -402,33 +402,38 @@ def test_a_client_that_answers_badly_once_goes_on_from_the_state_before(world, m
     assert left_out(run) == [(2, BAD)]
     assert_nothing_is_lost(there, run, 3)
     (_, first), (_, second), (_, third) = (entry for entry in there.orders if entry[0] == BAD)
-    assert first.base == NOTHING
+    assert first.base == NO_STATE
     assert second.base == third.base == first.token
+
+
+def heavier(update, factor):
+    """An update whose weighted part has a larger weight."""
+    if isinstance(update, Weighted):
+        return tree_map(lambda leaf: leaf * factor, update)
+    return replace(update, w=heavier(update.w, factor))
 
 
 @pytest.mark.parametrize(("method", "own"), [(FEDAVG, 4), (SCAFFOLD, 1)], ids=["by examples", "one for each"])
 def test_a_weight_of_a_billion_counts_as_what_the_client_may_have(world, method, own, caplog):
     there = world(method)
-    there.always[BAD] = lambda delivery: delivery.with_update(
-        lambda update: tree_map(lambda leaf: leaf * (1e9 / own), update)
-    )
+    there.always[BAD] = lambda delivery: delivery.with_update(lambda update: heavier(update, 1e9 / own))
     run = there.serve(3)
     assert_same(run.server, there.simulated(3).server, 1e-9)
     assert_nothing_is_lost(there, run, 3)
-    assert caplog.text.count("which is cut") == 1, "a client is named once"
-    assert f"round 1: {BAD!r} claims a weight of 1e+09, which is cut" in caplog.text
-    assert [line["guards"] for line in run.history] == [{"weight cut": 1}] * 3
+    assert caplog.text.count("which is reduced") == 1, "a client is named once"
+    assert f"round 1: {BAD!r} claims a weight of 1e+09, which is reduced" in caplog.text
+    assert [line["guards"] for line in run.history] == [{"weight reduced": 1}] * 3
 
 
 @pytest.mark.parametrize("method", [FEDAVG, SCAFFOLD], ids=lambda method: method.name)
 def test_of_honest_clients_no_weight_is_cut(world, method, caplog):
     run = world(method).serve(2)
     assert not any(line["guards"] for line in run.history)
-    assert "cut" not in caplog.text
+    assert "reduced" not in caplog.text
 
 
 def test_a_claim_of_a_billion_examples_changes_nothing_where_clients_are_counted_by_what_they_send(world, caplog):
-    there = world(FEDAVG, instead={("query", BAD): says(Introduction, examples=10**9)})
+    there = world(FEDAVG, instead={("query", BAD): says(SiteInfo, examples=10**9)})
     run = there.serve(2)
     assert run.federation.sizes.tolist() == [7, 3, 700, 12, 5]
     assert f"{BAD!r} claims 1000000000 examples" in caplog.text
@@ -437,7 +442,7 @@ def test_a_claim_of_a_billion_examples_changes_nothing_where_clients_are_counted
 
 @with_states
 def test_a_claim_of_a_billion_examples_is_cut_and_the_run_is_sound(world, method, caplog):
-    there = world(method, instead={("query", BAD): says(Introduction, examples=10**9)}, manners={"max_examples": 10})
+    there = world(method, instead={("query", BAD): says(SiteInfo, examples=10**9)}, participation={"max_examples": 10})
     run = there.serve(3)
     assert run.federation.sizes.tolist() == [7, 3, 10, 10, 5]
     assert f"{BAD!r} claims 1000000000 examples: it counts for max_examples = 10" in caplog.text
@@ -483,7 +488,7 @@ def test_a_client_cannot_send_a_network_in_anothers_name(clouds, other):
 
 def twice(delivery):
     first, second = delivery.answer(), delivery.answer()
-    assert opened(first.content, Answer) == opened(second.content, Answer)
+    assert decode(first.content, TrainReply) == decode(second.content, TrainReply)
     return second
 
 
@@ -525,17 +530,17 @@ def test_a_site_that_lost_its_disk_begins_anew_and_what_the_server_had_of_it_is_
     there = world(method, faults={(3, BAD): wiped})
     run = there.serve(5)
     assert left_out(run) == [(3, BAD)]
-    assert f"{BAD!r} has lost its state and begins anew" in caplog.text
-    assert caplog.text.count("begins anew") == 1
+    assert f"{BAD!r} has lost its state and gets a new one" in caplog.text
+    assert caplog.text.count("gets a new one") == 1
     assert_nothing_is_lost(there, run, 5)
-    assert dict(ordered(there, 4))[BAD].base == NOTHING
+    assert dict(ordered(there, 4))[BAD].base == NO_STATE
 
 
 def test_a_site_that_begins_anew_is_sent_a_state_around_what_the_server_believes_now(world):
     there, believed, sent = world(FEDEP), [], []
 
     def read(delivery):
-        _, records = opened(delivery.message.content, Order)
+        _, records = decode(delivery.message.content, TrainRequest)
         sent.append(unpack(records["state"]).factor.mean[0])
         return delivery.answer()
 
@@ -588,8 +593,8 @@ def test_the_only_client_may_lose_its_disk_in_every_round(world, method):
 
 
 def test_a_client_that_always_says_it_has_lost_its_state_ends_with_the_servers_patience(world):
-    there = world(FEDEP, sizes=(7,), manners={"patience": 15.0})
-    there.always["Basel"] = lambda delivery: delivery.reply(letter(Answer(kind="lost", reason="gone")))
+    there = world(FEDEP, sizes=(7,), participation={"patience": 15.0})
+    there.always["Basel"] = lambda delivery: delivery.reply(encode(TrainReply(status="lost", reason="gone")))
     with pytest.raises(ConsilienceError, match="round 1 was given up"):
         there.serve(2)
     assert 15 <= there.grid.now < 20
@@ -651,11 +656,11 @@ def killed_after(world, rounds, at, **options):
 def test_a_server_that_was_killed_goes_on_to_the_same_end(world, method, checkpoint_every, at):
     there = world(method)
     killed_after(there, 5, at, checkpoint_every=checkpoint_every)
-    first, ordered_then = Roster.read(there.out).start, len(there.orders)
+    first, ordered_then = Registry.read(there.out).start, len(there.orders)
     run = there.serve(5, checkpoint_every=checkpoint_every)
     assert_same(run.server, there.simulated(5).server)
     assert_nothing_is_lost(there, run, 5)
-    second = Roster.read(there.out).start
+    second = Registry.read(there.out).start
     assert 0 < first < second
     starts = [order.token.start for _, order in there.orders]
     assert starts == [first] * ordered_then + [second] * (len(starts) - ordered_then)
@@ -737,8 +742,8 @@ def test_a_state_that_only_a_site_knew_begins_anew_when_its_disk_is_lost(clouds,
     there.faults[2, BAD] = wiped
     run = there.serve(3)
     assert left_out(run) == [(2, BAD)]
-    assert f"{BAD!r} has lost its state and begins anew" in caplog.text
-    assert dict(ordered(there, 3))[BAD].base == NOTHING
+    assert f"{BAD!r} has lost its state and gets a new one" in caplog.text
+    assert dict(ordered(there, 3))[BAD].base == NO_STATE
     there.state(run, BAD)
 
 
@@ -757,7 +762,7 @@ def test_where_the_newest_checkpoint_is_damaged_the_states_of_the_one_before_are
     damage_newest(there)
     run = there.serve(6, checkpoint_every=checkpoint_every)
     assert "falling back to the one before" in caplog.text
-    assert "begins anew" not in caplog.text
+    assert "gets a new one" not in caplog.text
     assert_same(run.server, there.simulated(6).server)
     assert_nothing_is_lost(there, run, 6)
 
@@ -792,7 +797,7 @@ def test_a_damaged_checkpoint_after_a_switch_falls_back_to_states_that_are_there
 
 
 def test_a_round_with_too_few_sites_is_waited_for_and_then_given_up_with_a_sentence(world, caplog):
-    there = world(FEDEP, manners={"min_clients": 4, "patience": 400.0})
+    there = world(FEDEP, participation={"min_clients": 4, "patience": 400.0})
 
     def two_go(run, line):
         if line["round"] == 2:
@@ -812,7 +817,7 @@ def test_a_round_with_too_few_sites_is_waited_for_and_then_given_up_with_a_sente
 
 
 def test_a_round_that_fails_at_once_is_tried_again_after_longer_and_longer_pauses(world):
-    there, tries = world(FEDAVG, manners={"patience": 200.0}), []
+    there, tries = world(FEDAVG, participation={"patience": 200.0}), []
 
     def fails(delivery):
         tries.append(there.grid.now)
@@ -828,7 +833,7 @@ def test_a_round_that_fails_at_once_is_tried_again_after_longer_and_longer_pause
 
 
 def test_sites_that_come_back_while_the_server_waits_are_in_the_round(world):
-    there = world(FEDEP, manners={"min_clients": 4})
+    there = world(FEDEP, participation={"min_clients": 4})
     for site in ("Bern", "Zug"):
         there.faults[2, site] = lambda delivery: there.kill(delivery.site)
     sleep, back = there.grid.sleep, []
@@ -848,7 +853,7 @@ def test_sites_that_come_back_while_the_server_waits_are_in_the_round(world):
 def test_a_server_without_its_sites_gives_up_before_a_run_begins(world):
     there = world(FEDAVG)
     there.kill("Zug")
-    with pytest.raises(ConsilienceError, match=r"only 4 of 5 sites came .*\(Basel, Bern, Chur, Genf\)"):
+    with pytest.raises(ConsilienceError, match=r"only 4 of 5 sites came online .*\(Basel, Bern, Chur, Genf\)"):
         there.serve(2)
     assert not there.out.exists()
     there.start("Zug")
@@ -906,7 +911,7 @@ def test_who_joins_later_is_not_part_of_the_experiment(world):
     there = world(FEDAVG)
     there.serve(1)
     task, federation = there.task, there.federation
-    stranger = apps.client_app(FEDAVG, task, lambda node: federation.client(0))
+    stranger = flower_app.client_app(FEDAVG, task, lambda node: federation.client(0))
     there.grid.start(stranger, site="Aarau", states=str(there.disk("Aarau")))
     run = there.serve(3)
     assert run.federation.names == NAMES
@@ -939,27 +944,27 @@ def test_a_mistake_in_the_settings_is_said_and_can_be_mended(world):
 
 
 def test_a_site_with_other_settings_is_left_out_and_named_until_it_is_mended(world, caplog):
-    there = world(FEDAVG, manners={"patience": 10.0})
+    there = world(FEDAVG, participation={"patience": 10.0})
     there.kill(BAD)
-    other = apps.client_app(replace(FEDAVG, train=cs.SGD(lr=0.2)), there.task, lambda node: there.data(2))
+    other = flower_app.client_app(replace(FEDAVG, train=cs.SGD(lr=0.2)), there.task, lambda node: there.data(2))
     node = there.grid.start(other, site=BAD, states=str(there.disk(BAD)))
     with pytest.raises(ConsilienceError, match="only 4 of 5 sites"):
         there.serve(2)
-    assert f"{BAD!r} is left out: its method or network is not the server's" in caplog.text
+    assert f"the method or network of {BAD!r} is not the server's" in caplog.text
     there.grid.kill(node)
     there.start(BAD)
     assert_same(there.serve(2).server, there.simulated(2).server)
 
 
 def test_a_run_has_a_report_and_a_line_for_every_round(world, monkeypatch, capsys):
-    monkeypatch.setattr(apps, "write_report", write_report)
+    monkeypatch.setattr(flower_app, "write_report", write_report)
     there = world(FEDEP, faults={(2, BAD): nan})
     there.serve(2)
     assert BAD in (there.out / "report.html").read_text()
     first, second, report = capsys.readouterr().out.splitlines()
     assert first.startswith("round 1, 5 of 5 sites")
     assert second.startswith("round 2, 4 of 5 sites")
-    assert second.endswith(f"left out: {BAD}")
+    assert second.endswith(f"rejected: {BAD}")
     assert report == f"report: {there.out / 'report.html'}"
 
 

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 import consilience as cs
 from consilience.core.records import Weighted, pack, tree_map, unpack
 from consilience.flower import client_app
-from consilience.flower.letters import Answer, Introduction, Order, letter, opened
+from consilience.flower.messages import SiteInfo, TrainReply, TrainRequest, decode, encode
 from drill.setting import METHODS, hospitals, task
 
 app = ClientApp()
@@ -37,8 +37,8 @@ def query(message: Message, context: Context) -> Message:
     reply = honest(str(context.run_config["method"]))(message, context)
     if context.node_config.get("fault") != "boast":
         return reply
-    facts, _ = opened(reply.content, Introduction)
-    return Message(letter(facts.model_copy(update={"examples": 10**9})), reply_to=message)
+    facts, _ = decode(reply.content, SiteInfo)
+    return Message(encode(facts.model_copy(update={"examples": 10**9})), reply_to=message)
 
 
 @app.evaluate()
@@ -49,8 +49,8 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Work, with whatever goes wrong in it."""
-    node, (order, _) = context.node_config, opened(message.content, Order)
+    """Result, with whatever goes wrong in it."""
+    node, (order, _) = context.node_config, decode(message.content, TrainRequest)
     fault = str(node.get("fault", "")) if order.round == node.get("when", order.round) else ""
     mark(node, order, "begun")
     if fault == "raise":
@@ -63,12 +63,12 @@ def train(message: Message, context: Context) -> Message:
         (Path(str(node["marks"])) / "lost").touch()
         os.kill(os.getpid(), signal.SIGKILL)  # what was computed is on the disk, and nobody hears of it
     if fault in ("nan", "shape", "boast"):
-        answer, records = opened(reply.content, Answer)
-        return Message(letter(answer, update=pack(spoilt(fault, unpack(records["update"])))), reply_to=message)
+        answer, records = decode(reply.content, TrainReply)
+        return Message(encode(answer, update=pack(spoilt(fault, unpack(records["update"])))), reply_to=message)
     return reply
 
 
-def mark(node, order: Order, what: str) -> None:
+def mark(node, order: TrainRequest, what: str) -> None:
     """Say how far this is, and stay there for a moment, so that somebody may kill it."""
     if "marks" in node and node.get("linger") == f"{what}-{order.round}":
         (Path(str(node["marks"])) / f"{what}-{order.round}").touch()

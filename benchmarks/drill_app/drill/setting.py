@@ -28,8 +28,9 @@ def task() -> cs.Task:
 
 def options(config: Mapping[str, Any]) -> dict[str, Any]:
     """How the server runs."""
-    from consilience.flower import Manners
+    from consilience.flower import Participation
 
-    manners = Manners(*(config[key] for key in ("clients", "min_clients", "timeout", "patience", "max_examples")))
-    return {"manners": manners, "rounds": config["rounds"], "out": config["out"], "name": "heart-disease",
-            "evaluate_every": config["rounds"]}  # fmt: skip
+    names = ("clients", "min_clients", "timeout", "patience", "max_examples")
+    participation = Participation(**{key: config[key] for key in names})
+    shared = {key: config[key] for key in ("rounds", "out")}
+    return {"participation": participation, **shared, "name": "heart-disease", "evaluate_every": config["rounds"]}

@@ -1,4 +1,4 @@
-"""A federation on one machine: a link and its nodes as real processes on free ports, to try an app before use."""
+"""A federation on one machine: a SuperLink and SuperNodes as processes on free ports, to try an app before use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ import tomli_w
 from consilience.core.errors import ConsilienceError
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-PATIENCE = 60.0  # seconds for a process to come up
+START_TIMEOUT = 60.0  # seconds
+SUPERLINK = "superlink"  # the name of its process and log
 
 
 class Loopback:
-    """`with Loopback(folder) as federation:` has a link; `node` adds a site, `run` starts an app and waits for its end.
-    All that they write is in `folder`. Nothing outlives the block. `tls` are the options of the link and of the nodes
-    for certificates and keys, as (link, node by site); without them, letters are not encrypted."""
+    """`with Loopback(folder) as federation:` starts a SuperLink; `node` adds a site, `run` runs an app to its end.
+
+    All processes write to `folder` and end with the block. `tls` are the certificate and key options of the SuperLink
+    and of each site's SuperNode; without them, messages are not encrypted."""
 
     def __init__(self, folder: Path, tls: tuple[list[str], Mapping[str, list[str]]] | None = None) -> None:
         self.folder, self._tls = folder, tls
@@ -35,51 +37,51 @@ class Loopback:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        self._home("link").mkdir(parents=True, exist_ok=True)
+        self._home(SUPERLINK).mkdir(parents=True, exist_ok=True)
         here: dict[str, Any] = {"address": f"127.0.0.1:{self.port}"}
         if self._tls is None:
             here["insecure"] = True
         else:
             here["root-certificates"] = self._tls[0][self._tls[0].index("--ssl-ca-certfile") + 1]
         config = tomli_w.dumps({"superlink": {"default": "here", "here": here}})
-        (self._home("link") / "config.toml").write_text(config)
-        self.start_link()
+        (self._home(SUPERLINK) / "config.toml").write_text(config)
+        self.start_superlink()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         for name in list(self._processes):
             self.kill(name)
 
-    def start_link(self) -> None:
-        """The SuperLink, up and listening."""
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it listens."""
         secure = ["--insecure"] if self._tls is None else self._tls[0]
-        self._start("link", ["flower-superlink", *secure, "--port", str(self.port), "--database", "link.db",
+        self._start(SUPERLINK, ["flower-superlink", *secure, "--port", str(self.port), "--database", "superlink.db",
                              "--disable-runtime-dependency-installation"])  # fmt: skip
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + START_TIMEOUT
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return
-            if time.monotonic() > end or self._processes["link"].poll() is not None:
-                raise ConsilienceError(f"the link did not come up: see {self.log('link')}")
+            if time.monotonic() > end or self._processes[SUPERLINK].poll() is not None:
+                raise ConsilienceError(f"the SuperLink did not start: see {self.log(SUPERLINK)}")
             time.sleep(0.1)
 
     def node(self, site: str, **settings: Any) -> None:
-        """A SuperNode of this name, whose app sees the settings."""
+        """Start a SuperNode for this site, with these settings for its app."""
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in {"site": site, **settings}.items())
         secure = ["--insecure"] if self._tls is None else list(self._tls[1][site])
         self._start(site, ["flower-supernode", *secure, "--superlink", f"127.0.0.1:{self.port}",
                            "--port", str(_free_port()), "--node-config", words])  # fmt: skip
 
     def register(self, site: str, public_key: Path) -> None:
-        """Let the node of this key in, as this site and no other."""
+        """Register a node's key for this site."""
         self._flwr("supernode", "register", str(public_key), "--name", site, "--format", "json")
 
     def log(self, name: str) -> Path:
-        """What the link, or a site, has to say."""
+        """The log of the SuperLink or of a site."""
         return self.folder / f"{name}.log"
 
     def kill(self, name: str) -> None:
-        """kill -9 of the link, or of a site, with all processes it has started."""
+        """Kill (-9) the SuperLink or a site, with all processes that it has started."""
         process = self._processes.pop(name)
         for one in (process.pid, *_offspring(process.pid)):
             with contextlib.suppress(ProcessLookupError):
@@ -87,21 +89,21 @@ class Loopback:
         process.wait()
 
     def start(self, app: Path, **config: Any) -> str:
-        """Start an app, as `flwr run` does: its run's number."""
+        """Start an app with `flwr run` and return the run's number."""
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         found = self._flwr("run", str(app), "--format", "json", *(["--run-config", words] if words else []))
         return str(found["run-id"])
 
     def status(self, run: str) -> str:
-        """How a run is doing: running, finished:completed, finished:failed, …"""
+        """A run's status: running, finished:completed, finished:failed, …"""
         return str(self._flwr("list", "--run-id", run, "--format", "json")["runs"][0]["status"])
 
     def run(self, app: Path, seconds: float = 600.0, **config: Any) -> str:
-        """Start an app and wait for its end: how it ended."""
+        """Start an app, wait for its end, and return its status."""
         return self.wait(self.start(app, **config), seconds)
 
     def wait(self, run: str, seconds: float = 600.0) -> str:
-        """Until a run has ended: how. What its server says meanwhile is in the log of that name."""
+        """Wait for the end of a run and return its status. The server's output is in the log `run-RUN`."""
         with open(self.log(f"run-{run}"), "ab") as log:
             stream = [_tool("flwr"), "log", run, "--stream"]
             try:
@@ -134,17 +136,17 @@ class Loopback:
         return found
 
     def _home(self, name: str) -> Path:
-        """Flower's own files, of each process apart, as on machines of their own."""
+        """The folder of Flower's own files, one for each process, as on separate machines."""
         return self.folder / "flwr" / name
 
-    def _environment(self, name: str = "link") -> dict[str, str]:
-        # Flower's commands start others by name: those of this environment, active or not.
+    def _environment(self, name: str = SUPERLINK) -> dict[str, str]:
+        # Flower's commands start others by name; they must find those of this environment.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self._home(name))}
 
 
 def _offspring(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs."""
+    """All descendants of a process."""
     found = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -160,9 +162,9 @@ def _free_port() -> int:
 
 
 def _tool(name: str) -> str:
-    """A command of the environment that runs this, or the first on the path."""
+    """The path of a command in this Python environment, or the first on the PATH."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise ConsilienceError(f"there is no {name} here: pip install 'consilience[flower]'")
+        raise ConsilienceError(f"the command {name} is missing: pip install 'consilience[flower]'")
     return found

@@ -1,32 +1,56 @@
-"""Scores that sites give the model on what they hold out: believed if they can be, and made one."""
+"""Scores that sites give the model on their held-out examples: checked one by one, then pooled."""
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
+from consilience.core.beliefs import Belief
 from consilience.core.errors import RecordError
+from consilience.core.records import pack
 from consilience.evaluation.scores import Evaluation
-from consilience.flower.letters import Bins, Marks
+from consilience.flower.coordinator import Coordinator
+from consilience.flower.messages import Bins, EvaluateReply, EvaluateRequest, decode, encode
 from consilience.metrics.calibration import Reliability
 
+log = logging.getLogger("consilience")
 
-def credible(marks: Marks, like: Evaluation, held_out: int) -> Marks:
-    """Marks with the very scores and diagrams of `like`, of no more examples than the site said it holds out; else a
+
+def evaluate_at_sites(
+    coordinator: Coordinator, names: tuple[str, ...], belief: Belief, request: EvaluateRequest, template: Evaluation
+) -> Evaluation | None:
+    """The pooled scores of all online sites that hold examples out; None if there are none. `template` is an evaluation
+    of the same belief, which shows the scores that sites must send."""
+    content = encode(request, belief=pack(belief))
+    infos = {name: coordinator.online[name][1] for name in coordinator.available(names)}
+    held_out = {name: info.held_out for name, info in infos.items() if info.held_out}
+    requests = dict.fromkeys(held_out, content)
+    replies: dict[str, EvaluateReply] = {}
+    for name, reply in coordinator.ask("evaluate", requests, coordinator.participation.timeout):
+        try:
+            replies[name] = check_scores(decode(reply, EvaluateReply)[0], template, held_out[name])
+        except RecordError as error:
+            log.warning("the scores of %r are rejected: %s", name, error)
+    return pool_scores({name: replies[name] for name in sorted(replies)}, type(belief).__name__)
+
+
+def check_scores(reply: EvaluateReply, template: Evaluation, held_out: int) -> EvaluateReply:
+    """The reply, if it has the scores and diagrams of `template` and no more than `held_out` examples; else a
     RecordError."""
     for scores, bins, wanted, diagram in (
-        (marks.point, marks.reliability, like.point, like.reliability),
-        (marks.marginal, marks.marginal_reliability, like.marginal, like.marginal_reliability),
+        (reply.point, reply.reliability, template.point, template.reliability),
+        (reply.marginal, reply.marginal_reliability, template.marginal, template.marginal_reliability),
     ):
         if (scores is None) != (wanted is None) or set(scores or ()) != set(wanted or ()):
             raise RecordError("its scores are not those of the task")
-        if (bins is None) != (diagram is None) or not (bins is None or _fits(bins, diagram, marks.examples)):
-            raise RecordError("its reliability diagram is not one of its examples")
-    if not 0 < marks.examples <= held_out:
-        raise RecordError(f"it scored {marks.examples} examples, and holds out {held_out}")
-    return marks
+        if (bins is None) != (diagram is None) or not (bins is None or _fits(bins, diagram, reply.examples)):
+            raise RecordError("its reliability diagram does not fit its examples")
+    if not 0 < reply.examples <= held_out:
+        raise RecordError(f"it scored {reply.examples} examples, but holds {held_out} out")
+    return reply
 
 
 def _fits(bins: Bins, diagram: dict[str, Any] | None, examples: int) -> bool:
@@ -35,15 +59,16 @@ def _fits(bins: Bins, diagram: dict[str, Any] | None, examples: int) -> bool:
     return right and bins.edges == edges and sum(bins.count) == examples
 
 
-def pooled(marks: dict[str, Marks], belief: str) -> Evaluation | None:
-    """Many sites' scores of a belief of this kind as one: the mean by their numbers of held-out examples, but for the
-    calibration error, which is that of all predictions together. R², F1 and the like are means of what sites have."""
-    if not marks:
+def pool_scores(replies: dict[str, EvaluateReply], belief: str) -> Evaluation | None:
+    """The scores of many sites as one evaluation of a belief of this type: means weighted by the numbers of held-out
+    examples. The calibration error is that of all predictions together. R², F1 and similar scores are means of the
+    sites' own."""
+    if not replies:
         return None
-    sites = list(marks.values())
+    sites = list(replies.values())
     marginal = all(site.marginal is not None for site in sites)
     bins = [_pool([site.reliability for site in sites]), _pool([site.marginal_reliability for site in sites])]
-    clients = [{"name": name, "examples": site.examples, "metrics": site.point} for name, site in marks.items()]
+    clients = [{"name": name, "examples": site.examples, "metrics": site.point} for name, site in replies.items()]
     return Evaluation(
         _mean([(site.examples, site.point) for site in sites], bins[0]),
         _mean([(site.examples, site.marginal or {}) for site in sites], bins[1]) if marginal else None,
@@ -60,9 +85,9 @@ def _pool(bins: list[Bins | None]) -> Reliability | None:
 
 
 def _mean(scores: list[tuple[int, dict[str, float]]], bins: Reliability | None) -> dict[str, float]:
-    """By examples, of the sites where a score has a value: R² has none on one example."""
+    """Means over the sites where a score has a value: R² has none on one example."""
     means = {}
     for name in scores[0][1]:
-        told = [(n, values[name]) for n, values in scores if math.isfinite(values[name])]
-        means[name] = sum(n * value for n, value in told) / sum(n for n, _ in told) if told else math.nan
+        finite = [(n, values[name]) for n, values in scores if math.isfinite(values[name])]
+        means[name] = sum(n * value for n, value in finite) / sum(n for n, _ in finite) if finite else math.nan
     return means | ({"ece": bins.ece} if bins is not None else {})

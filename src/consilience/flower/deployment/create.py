@@ -1,16 +1,14 @@
-"""A new Flower app from the config of a simulation: the same model and method, at real sites."""
+"""Writes a new Flower app from the config of a simulation, with the same model and method."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 import torch
 from jinja2 import Environment, StrictUndefined
 
@@ -23,30 +21,26 @@ from consilience.core.version import __version__
 from consilience.data import Dataset
 from consilience.data.loaders.files import data_root
 from consilience.data.loaders.silos import features_of
+from consilience.flower.deployment.config_text import config_text
 from consilience.runs.identity import describe
 from consilience.studies.compare import Setting
 
-HOLDOUT = 0.2  # of every site, where the simulation has a test set of its own
+HOLDOUT = 0.2  # share of every site's examples, if the simulation has a separate test set
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 _CODE = ("__init__.py", "server_app.py", "client_app.py", "site_data.py")
 _SCRIPTS = ("superlink.sh", "gate.sh", "supernode.sh", "flwr.sh", "run.sh")
-_COMMENTS = {
-    "federation": "Who takes part, and what an example looks like at every site. timeout: seconds that the sites of a\n"
-    "round have; patience: seconds to wait for sites before giving up.",
-    "site": "The arguments of `load` in site_data.py, the same at every site.",
-    "run": "rounds, seed and out stand in pyproject.toml: ./run.sh --run-config 'rounds=50' changes them.",
-    "engine": "The server's. A site's device is a setting of its node.",
-}
 
 
 def write_app(directory: Path, loaded: LoadedConfig) -> list[Path]:
-    """Write a Flower app into a new directory; what was written. The simulation's data are read once, to see what an
-    example looks like."""
+    """Write a Flower app into a new directory and return the files. This reads the simulation's data once, for the
+    shape of an example."""
     name = _checked(directory)
     setting = _setting(loaded)
     method = loaded.algorithm()
     if any(len(phase.algorithm.arrange(setting.federation)) < len(setting.federation) for phase in phases(method)):
-        raise ConfigError(f"{method.name} is a reference that no real federation can run: it moves the data")
+        raise ConfigError(
+            f"{method.name} moves the data to one place, which a real federation cannot do: choose another method"
+        )
     package = directory / f"{name.lower().replace('-', '_')}_app"
     own, sections = _own_files(loaded)
     sections |= _sections(loaded, setting.federation.data, len(setting.federation))
@@ -65,7 +59,7 @@ def write_app(directory: Path, loaded: LoadedConfig) -> list[Path]:
     written = [_write(package / file, _rendered(file, values)) for file in _CODE]
     for file, source in own.items():
         written.append(Path(shutil.copyfile(source, package / file)))
-    written.append(_write(package / "config.toml", "\n".join(_commented(sections))))
+    written.append(_write(package / "config.toml", config_text(sections)))
     for file in ("pyproject.toml", "README.md", ".gitignore", *_SCRIPTS):
         written.append(_write(directory / file, _rendered(file, values)))
     for file in _SCRIPTS:
@@ -74,12 +68,12 @@ def write_app(directory: Path, loaded: LoadedConfig) -> list[Path]:
 
 
 def _extras(method: Method) -> str:
-    """What must be installed beside: every site makes the method, and a private one counts ε."""
+    """The extras of consilience that server and sites need: a private method computes ε."""
     return "flower,privacy" if '"name": "Private"' in json.dumps(describe(method)) else "flower"
 
 
 def _checked(directory: Path) -> str:
-    """The app's name, which is its directory's."""
+    """The app's name, which is the directory's name."""
     name = directory.resolve().name
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -93,15 +87,15 @@ def _checked(directory: Path) -> str:
 
 def _setting(loaded: LoadedConfig) -> Setting:
     if loaded.config.partition.steps > 1:
-        raise ConfigError("partition.steps: streams are for simulations; a site's data are what its loader returns")
+        raise ConfigError("partition.steps: only simulations have streams. Set it to 1; sites load their own data")
     try:
         return loaded.setting()
     except DataError as error:
-        raise DataError(f"the config's data are needed once, to see what an example looks like: {error}") from error
+        raise DataError(f"a new app needs the config's data once, for the shape of an example: {error}") from error
 
 
 def _own_files(loaded: LoadedConfig) -> tuple[dict[str, Path], dict[str, Any]]:
-    """(the user's own files by their names in the app, the sections that name them, so changed)."""
+    """(the user's own files by their names in the app, the config sections with these names)."""
     own: dict[str, Path] = {}
 
     def named(file: str) -> str:
@@ -134,8 +128,10 @@ def _sections(loaded: LoadedConfig, data: Dataset, clients: int) -> dict[str, An
         "clients": clients,
         "min_clients": max(1, (config.run.cohort or clients) // 2),
         "timeout": 600.0,
+        "patience": 3600.0,
+        "inputs": inputs,
+        "outputs": outputs,
     }
-    sites |= {"patience": 3600.0, "inputs": inputs, "outputs": outputs}
     return {
         "federation": sites | ({"classes": list(data.classes)} if data.classes else {}),
         "site": _site(loaded, data) | {"holdout": config.run.holdout or HOLDOUT},
@@ -145,7 +141,7 @@ def _sections(loaded: LoadedConfig, data: Dataset, clients: int) -> dict[str, An
 
 
 def _site(loaded: LoadedConfig, data: Dataset) -> dict[str, Any]:
-    """How sites should read their data, as far as the simulation's tell."""
+    """The settings with which sites read their data as the simulation does, if its data show them."""
     section = loaded.config.data
     if section.name == "csv-silos":
         target = section.arguments.get("target", "target")
@@ -160,44 +156,6 @@ def _site(loaded: LoadedConfig, data: Dataset) -> dict[str, Any]:
 
 def _figures(values: torch.Tensor) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
-
-
-def _commented(sections: dict[str, Any]) -> Iterator[str]:
-    """The config's text, a section after the other."""
-    yield "# What server and sites agree on: docs/deploy.md of Consilience. The server sends this folder to every site."
-    for name, section in sections.items():
-        if section:
-            yield ""
-            yield from (f"# {line}" for line in _COMMENTS.get(name, "").splitlines())
-            yield from _toml(name, section)
-    yield ""
-
-
-def _toml(name: str, section: dict[str, Any]) -> Iterator[str]:
-    """A section with lists and small tables on one line, as one would write it; a table of tables has its own."""
-    tables = {key: value for key, value in section.items() if _is_table(value) and all(map(_is_table, value.values()))}
-    yield f"[{name}]"
-    for key, value in section.items():
-        if key not in tables:
-            yield f"{_key(key)} = {_inline(value)}"
-    for key, table in tables.items():
-        yield from ("", *_toml(f"{name}.{_key(key)}", table))
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value)
-
-
-def _key(key: str) -> str:
-    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(key)} = {_inline(part)}' for key, part in value.items())} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_inline, value))}]"
-    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
 
 
 def _rendered(file: str, values: dict[str, Any]) -> str:

@@ -1,0 +1,174 @@
+"""The client's side: answers the server's requests with the site's own data and states."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from consilience.algorithms.base import Algorithm
+from consilience.algorithms.switch import Method, phases
+from consilience.core.errors import ConfigError, ConsilienceError, DataError
+from consilience.core.records import Tree, pack, to, unpack
+from consilience.data.cohort import Cohort
+from consilience.data.dataset import Data, Dataset
+from consilience.data.federation import Federation
+from consilience.engines.simulator import PRECISIONS
+from consilience.engines.work import compute
+from consilience.evaluation.scores import evaluate
+from consilience.flower.messages import (
+    NO_STATE,
+    Bins,
+    EvaluateReply,
+    EvaluateRequest,
+    SiteInfo,
+    TrainReply,
+    TrainRequest,
+)
+from consilience.flower.storage import ClientStorage, Result
+from consilience.runs.identity import about, describe
+from consilience.tasks.task import Task
+
+
+def fingerprint(method: Method, task: Task) -> str:
+    """A hash of the method with its settings and of the network, without its weights: what server and sites must have
+    in common."""
+    what = {"method": describe(method), **about(task), "augmentation": describe(task.augment)}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class FlowerClient:
+    """The client of the site `name`. `load` returns the site's data: a `Dataset`, or `Data` whose test part is held out
+    for evaluation. States are stored in `folder`."""
+
+    name: str
+    method: Method
+    task: Task
+    load: Callable[[], Dataset | Data]
+    folder: Path
+    device: str = "cpu"
+
+    @cached_property
+    def _data(self) -> tuple[Dataset, Dataset | None]:
+        """(training examples, held-out examples). The server sees the text of an error, but not that of its cause. A
+        loader's own error may quote a patient's data, so it is only the cause."""
+        try:
+            found = self.load()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise DataError("its data cannot be read; the log of its node says why") from error
+        train, test = (found.train, found.test) if isinstance(found, Data) else (found, None)
+        if not len(train):
+            raise DataError(f"{self.name} has no examples to learn from")
+        self.task.check(train)
+        return train, test if test is not None and len(test) else None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of this client's method and network."""
+        return fingerprint(self.method, self.task)
+
+    def info(self) -> SiteInfo:
+        """The site's information."""
+        train, test = self._data
+        return SiteInfo.model_validate(
+            {
+                "name": self.name,
+                "examples": len(train),
+                "held_out": 0 if test is None else len(test),
+                "x": _form(train.x),
+                "y": _form(train.y),
+                "fingerprint": self.fingerprint,
+            }
+        )
+
+    def train(self, request: TrainRequest, records: dict[str, bytes]) -> tuple[TrainReply, bytes | None]:
+        """(reply, packed update). The same request again gets the same reply from the disk."""
+        if request.fingerprint != self.fingerprint:
+            return TrainReply(status="failed", reason=self._disagreement(request.fingerprint)), None
+        storage = ClientStorage(self.folder, request.experiment, self.name)
+        done = storage.read(request.token)
+        if done is not None:
+            return TrainReply.model_validate_json(done[1]), pack(done[0].update)
+        state = unpack(records["state"]) if "state" in records else None
+        if request.base != NO_STATE:
+            before = storage.read(request.base)
+            if before is None:
+                return TrainReply(status="lost", reason="the state to start from is not on its disk"), None
+            state = before[0].state
+        reply, result = self._compute(request, unpack(records["message"]), state)
+        if result is None:
+            return reply, None
+        if result.state is not None:
+            storage.write(request.token, result, reply.model_dump_json())
+            storage.prune(request.token, {*request.keep, request.base})
+        return reply, pack(result.update)
+
+    def _compute(self, request: TrainRequest, message: Tree, state: Tree) -> tuple[TrainReply, Result | None]:
+        algorithm = phases(self.method)[request.stage].algorithm
+        task, cohort = self._prepared(algorithm, request), self._cohort(request)
+        share = compute(algorithm, task, message, state, cohort)
+        if share.rejected:
+            return TrainReply(status="rejected", reason=share.rejected[request.client], guards=share.guards), None
+        notes = {name: float(value[0]) for name, value in share.notes.items()}
+        result = Result(to(share.update, "cpu"), share.states)
+        return TrainReply(status="done", notes=notes, guards=share.guards), result
+
+    def _prepared(self, algorithm: Algorithm, request: TrainRequest | EvaluateRequest) -> Task:
+        dtype, bf16 = PRECISIONS[request.precision], request.precision == "bf16"
+        task = algorithm.adapt(self.task, request.seed)
+        return task.prepare(torch.device(self.device), dtype, compile=False, bf16=bf16, chunk=1)
+
+    def _cohort(self, request: TrainRequest) -> Cohort:
+        """A cohort of this client alone, with its number in the federation."""
+        train, _ = self._data
+        offsets = torch.zeros(request.client + 2, dtype=torch.int64)
+        offsets[-1] = len(train)
+        names = (*[""] * request.client, self.name)
+        federation = Federation(train, torch.arange(len(train)), offsets, names=names).to(self.device)
+        return Cohort(
+            federation,
+            torch.tensor([request.client]),
+            round=request.round,
+            round_size=request.round_size,
+            seed=request.seed,
+            dtype=PRECISIONS[request.precision],
+            augment=self.task.augment,
+            examples=request.examples,
+        )
+
+    def evaluate(self, request: EvaluateRequest, records: dict[str, bytes]) -> EvaluateReply:
+        """The scores of the server's belief on this site's held-out examples."""
+        if request.fingerprint != self.fingerprint:
+            raise ConsilienceError(self._disagreement(request.fingerprint))
+        _, test = self._data
+        if test is None:
+            raise ConsilienceError("it holds no examples out")
+        task = self._prepared(phases(self.method)[-1].algorithm, request)
+        belief = to(unpack(records["belief"]), self.device)
+        found = evaluate(task, belief, test.to(self.device), samples=request.samples)
+        return EvaluateReply(
+            examples=len(test),
+            point=found.point,
+            marginal=found.marginal,
+            reliability=None if found.reliability is None else Bins(**found.reliability),
+            marginal_reliability=None if found.marginal_reliability is None else Bins(**found.marginal_reliability),
+        )
+
+    def _disagreement(self, theirs: str) -> str:
+        return (
+            f"its method or network is not the server's (fingerprint {self.fingerprint} here, {theirs} there); start "
+            "it with the same app and the same version of consilience"
+        )
+
+
+def _form(column: Tensor) -> tuple[str, list[int]]:
+    return str(column.dtype).removeprefix("torch."), list(column.shape[1:])

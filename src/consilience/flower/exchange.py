@@ -1,0 +1,172 @@
+"""One attempt at a round: training requests to the chosen clients, and their checked replies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from consilience.algorithms.base import Algorithm
+from consilience.core.errors import RecordError
+from consilience.core.records import Addressed, Tree, nbytes, pack, to, tree_map
+from consilience.data.cohort import Cohort
+from consilience.data.federation import Federation
+from consilience.engines.states import States
+from consilience.engines.work import Share, part_of
+from consilience.flower.coordinator import Coordinator
+from consilience.flower.messages import (
+    NO_STATE,
+    Token,
+    TrainReply,
+    TrainRequest,
+    decode,
+    encode,
+    packed_records,
+)
+from consilience.flower.registry import Registry
+from consilience.flower.states import RemoteStates
+from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update
+from consilience.tasks.task import Task
+
+log = logging.getLogger("consilience")
+
+
+@dataclass(frozen=True)
+class Template:
+    """An update with the right types and shapes, and the names of the notes that come with it."""
+
+    update: Tree
+    notes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The result of one attempt: the accepted clients' share, their new (token, state), the clients that have lost
+    their states, and the bytes sent to clients."""
+
+    share: Share
+    accepted: dict[int, tuple[Token, Tree]]
+    lost: set[int]
+    bytes_down: int
+
+
+@dataclass
+class Exchange:
+    """Requests and replies of one algorithm's rounds."""
+
+    coordinator: Coordinator
+    registry: Registry
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    stage: int
+    seed: int
+    cohort: int
+    precision: str
+    _limited: set[int] = field(default_factory=set)
+    """The clients whose weight was reduced. Each is logged once."""
+
+    def template(self, server: Tree, states: States, ids: Tensor) -> Template:
+        """The template of an update: `local` of the first client on examples of zeros."""
+        offsets = torch.tensor([0, TEMPLATE_EXAMPLES])
+        zeros = Federation(self.federation.data, torch.zeros(TEMPLATE_EXAMPLES, dtype=torch.int64), offsets)
+        cohort = Cohort(
+            zeros.to(self.task.device),
+            torch.tensor([0]),
+            round=1,
+            round_size=self.cohort,
+            seed=self.seed,
+            dtype=self.task.dtype,
+            augment=self.task.augment,
+            limit=1,
+            examples=self.federation.examples,
+        )
+        first = ids[:1]
+        message = part_of(self.algorithm.message(server, first), slice(0, 1))
+        state = to(states.gather(first), self.task.device)
+        update, _ = self.algorithm.local(self.task, message, state, cohort)
+        one = tree_map(lambda leaf: leaf[0].cpu() if self.algorithm.additive else leaf.cpu(), update)
+        return Template(one, frozenset(cohort.notes))
+
+    def attempt(self, server: Tree, states: RemoteStates, chosen: list[int], round: int, template: Template) -> Attempt:
+        """Send requests to the chosen clients and merge what they return."""
+        token = Token(self.registry.start, self.coordinator.next_request())
+        requests = dict(self._requests(server, states, chosen, round, token))
+        shares: dict[int, Share] = {}
+        lost: set[int] = set()
+        for name, content in self.coordinator.ask("train", requests, self.coordinator.participation.timeout):
+            client = self.registry.names.index(name)
+            try:
+                reply, records = decode(content, TrainReply)
+                if reply.status == "lost":
+                    lost.add(client)
+                shares[client] = self._share(client, reply, records, round, template)
+            except RecordError as error:
+                shares[client] = Share(rejected={client: str(error)})
+        merged = reduce(lambda a, b: a.merge(b, self.algorithm.additive), (shares[c] for c in sorted(shares)))
+        accepted = {c: self._new_state(states, c, token, shares[c].update) for c in merged.accepted}
+        down = sum(len(data) for content in requests.values() for data in packed_records(content).values())
+        return Attempt(replace(merged, update=to(merged.update, self.task.device)), accepted, lost, down)
+
+    def _new_state(self, states: RemoteStates, client: int, token: Token, update: Tree) -> tuple[Token, Tree]:
+        """(token, state) of an accepted client; the state is None if only the client can know it."""
+        before = states.gather(torch.tensor([client]))
+        if before is None:
+            return NO_STATE, None
+        row = to(update, states.device)
+        if self.algorithm.additive:
+            row = tree_map(lambda leaf: leaf.unsqueeze(0), row)
+        return token, self.algorithm.follow(before, row)
+
+    def _requests(
+        self, server: Tree, states: RemoteStates, chosen: list[int], round: int, token: Token
+    ) -> Iterator[tuple[str, RecordDict]]:
+        """(site, request) for each chosen client."""
+        message = self.algorithm.message(server, torch.tensor(chosen))
+        shared = None if isinstance(message, Addressed) else pack(message)
+        for i, client in enumerate(chosen):
+            records = {"message": shared or pack(part_of(message, slice(i, i + 1)))}
+            base = states.token(client)
+            if base == NO_STATE:
+                state = states.gather(torch.tensor([client]))
+                records |= {} if state is None else {"state": pack(state)}
+            request = TrainRequest(
+                experiment=self.registry.experiment,
+                fingerprint=self.coordinator.fingerprint,
+                stage=self.stage,
+                round=round,
+                client=client,
+                round_size=self.cohort,
+                examples=self.federation.examples,
+                seed=self.seed,
+                precision=self.precision,
+                token=token,
+                base=base,
+                keep=states.kept(client),
+            )
+            yield self.federation.name(client), encode(request, **records)
+
+    def _share(
+        self, client: int, reply: TrainReply, records: dict[str, bytes], round: int, template: Template
+    ) -> Share:
+        """A client's share of the round; a RecordError if its reply is rejected."""
+        if reply.status != "done":
+            raise RecordError(reply.reason)
+        if "update" not in records:
+            raise RecordError("its reply has no update")
+        if set(reply.notes) != template.notes:
+            raise RecordError("its notes are not those of the method")
+        examples = int(self.federation.sizes[client])
+        update, claimed = check_update(records["update"], template.update, client=client, examples=examples)
+        if claimed is not None and client not in self._limited:
+            self._limited.add(client)
+            name = self.federation.name(client)
+            log.warning("round %d: %r claims a weight of %g, which is reduced", round, name, claimed)
+        notes = {name: torch.tensor([value], dtype=torch.float64) for name, value in reply.notes.items()}
+        acted = reply.guards | ({} if claimed is None else {"weight reduced": 1})
+        return Share(update, None, [client], {}, notes, acted, nbytes(update))

@@ -1,0 +1,142 @@
+"""Messages between the server and the sites: checked JSON for plain values, packed records for tensors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+
+from consilience.core.errors import RecordError
+
+P = TypeVar("P", bound="Payload")
+Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+Form = tuple[Dtype, Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=8)]]
+"""The dtype and shape of one example."""
+Number = Annotated[int, Field(ge=0, le=10**12)]
+Probability = Annotated[float, Field(ge=0, le=1 + 1e-5, allow_inf_nan=False)]  # a mean of ones may round up
+
+
+class Token(NamedTuple):
+    """Identifies a training request, and the client state that it produces: the server's start and the number of the
+    request since then. A later request has a larger token. No request has (0, 0)."""
+
+    start: int
+    number: int
+
+
+NO_STATE = Token(0, 0)
+
+
+class Failure(str):
+    """The reason why a site sent no reply."""
+
+
+class Payload(BaseModel):
+    """Plain values that another machine sends. Every field is checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class InfoRequest(Payload):
+    """Asks a node for its `SiteInfo`."""
+
+
+class SiteInfo(Payload):
+    """A site's name, its numbers of training and held-out examples, the dtype and shape of one example, and the
+    fingerprint of its method and network. Nothing else about the data leaves the site."""
+
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=200)
+    examples: Annotated[int, Field(ge=1, le=10**12)]
+    held_out: Number
+    x: Form
+    y: Form
+    fingerprint: str
+
+
+class TrainRequest(Payload):
+    """Asks one client to train in a round.
+
+    The client starts from the state of the request `base`, which is on its disk, or from the state in this request if
+    `base` is `NO_STATE`. It stores its new state as `token`. The next request's `base` is the only acknowledgement of
+    an accepted update. `keep` are the states that the server may go back to."""
+
+    experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
+    fingerprint: str
+    stage: NonNegativeInt
+    round: PositiveInt
+    client: NonNegativeInt
+    round_size: PositiveInt
+    examples: PositiveInt
+    seed: int
+    precision: str
+    token: Token
+    base: Token
+    keep: list[Token]
+
+
+class TrainReply(Payload):
+    """The outcome of a training request. "done" comes with an update. The others come without: "rejected" if the update
+    is not finite, "lost" if the state `base` is not on the disk, "failed" for any other `reason`."""
+
+    status: Literal["done", "rejected", "lost", "failed"]
+    reason: str = ""
+    notes: dict[str, float] = {}
+    guards: dict[str, Number] = {}
+
+
+class EvaluateRequest(Payload):
+    """Asks a site to score the belief in this message on its held-out examples, with `samples` draws."""
+
+    fingerprint: str
+    seed: int
+    precision: str
+    samples: PositiveInt
+
+
+class Bins(Payload):
+    """A reliability diagram."""
+
+    edges: list[float]
+    confidence: list[Probability]
+    accuracy: list[Probability]
+    count: list[Number]
+
+
+class EvaluateReply(Payload):
+    """The scores on a site's held-out examples."""
+
+    examples: Number
+    point: dict[str, float]
+    marginal: dict[str, float] | None
+    reliability: Bins | None
+    marginal_reliability: Bins | None
+
+
+def encode(payload: Payload, **records: bytes) -> RecordDict:
+    """The content of a Flower message with this payload and these packed records."""
+    content: dict[str, Any] = {"payload": ConfigRecord({"json": payload.model_dump_json()})}
+    for name, data in records.items():
+        array = Array(dtype="uint8", shape=(len(data),), stype="consilience.record", data=data)
+        content[name] = ArrayRecord({"record": array})
+    return RecordDict(content)
+
+
+def packed_records(content: RecordDict) -> dict[str, bytes]:
+    """The packed records of a message."""
+    return {name: record["record"].data for name, record in content.array_records.items()}
+
+
+def decode(content: RecordDict | Failure, kind: type[P]) -> tuple[P, dict[str, bytes]]:
+    """(payload, packed records) of a message of this kind; a RecordError if it is anything else."""
+    if isinstance(content, Failure):
+        raise RecordError(content)
+    try:
+        payload = kind.model_validate_json(str(content.config_records["payload"]["json"]))
+        return payload, packed_records(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise RecordError(f"{kind.__name__}: {where}: {problem['msg']}") from error
+    except KeyError as error:
+        raise RecordError(f"the message is not a {kind.__name__}: {error} is missing") from error

@@ -1,0 +1,116 @@
+"""The registry of an experiment: the names of its sites and their numbers of examples, as the server stores them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+
+import torch
+from pydantic import ValidationError
+
+from consilience.core.errors import CheckpointError, DataError
+from consilience.core.files import write_atomically
+from consilience.data.dataset import Dataset
+from consilience.data.federation import Federation
+from consilience.flower.messages import Form, Payload, SiteInfo
+
+log = logging.getLogger("consilience")
+FILE = "sites.json"
+PLAUSIBLE = 100  # times the median: the largest number of examples that is believed by default
+
+
+class Member(Payload):
+    """A site and the number of examples for which it counts."""
+
+    name: str
+    examples: int
+
+
+class Registry(Payload):
+    """The sites of an experiment in the order of their names, which is the order of clients; the form of an example,
+    which is the same at all sites; and the number of the server's last start."""
+
+    experiment: str
+    start: int
+    members: list[Member]
+    x: Form
+    y: Form
+
+    @classmethod
+    def of(cls, sites: Iterable[SiteInfo], max_examples: int | None = None) -> Registry:
+        """A new experiment of these sites. A site with more than `max_examples`, by default 100 times the median,
+        counts for `max_examples`, and the log names it."""
+        members = sorted(sites, key=lambda site: site.name)
+        first, most = members[0], max_examples or PLAUSIBLE * median_low(site.examples for site in members)
+        for site in members:
+            if (site.x, site.y) != (first.x, first.y):
+                raise DataError(
+                    f"the sites have different data: an example is {_form(site)} at {site.name!r}, but {_form(first)} "
+                    f"at {first.name!r}. Let all sites read the same columns"
+                )
+            if site.examples > most:
+                log.warning("%r claims %d examples: it counts for max_examples = %d", site.name, site.examples, most)
+        counted = [Member(name=site.name, examples=min(site.examples, most)) for site in members]
+        return cls(experiment=secrets.token_hex(8), start=0, members=counted, x=first.x, y=first.y)
+
+    @classmethod
+    def read(cls, folder: Path) -> Registry | None:
+        """The registry in a run's directory, or None."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise CheckpointError(
+                f"{path} is damaged: restore it from a backup, or choose another directory for a new run ({error})"
+            ) from error
+
+    def started(self, folder: Path) -> Registry:
+        """The registry with the number of a new start, written to `folder`. The number follows the clock, so that it
+        differs from those of starts that a restored backup does not know."""
+        folder.mkdir(parents=True, exist_ok=True)
+        again = self.model_copy(update={"start": max(self.start + 1, int(time.time()))})
+        write_atomically(folder / FILE, again.model_dump_json(indent=1))
+        return again
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return tuple(member.name for member in self.members)
+
+    def federation(self, name: str, classes: tuple[str, ...] = ()) -> Federation:
+        """The federation as the server knows it: names, numbers of examples, and one example of zeros for the
+        shapes."""
+        (x, x_shape), (y, y_shape) = self.x, self.y
+        zeros = Dataset(
+            torch.zeros(1, *x_shape, dtype=getattr(torch, x)),
+            torch.zeros(1, *y_shape, dtype=getattr(torch, y)),
+            classes=classes,
+            name=name,
+        )
+        sizes = torch.tensor([member.examples for member in self.members])
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        order = torch.zeros(1, dtype=torch.int64)
+        return RemoteFederation(zeros, order, offsets, names=self.names, how="every client at its own site")
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteFederation(Federation):
+    """A federation whose examples are at the sites. The server knows neither their order nor their labels."""
+
+    @property
+    def examples(self) -> int:
+        return int(self.offsets[-1])
+
+    def label_counts(self) -> None:
+        return None
+
+
+def _form(site: SiteInfo) -> str:
+    return " and ".join(f"{dtype} {'×'.join(map(str, shape)) or 'number'}" for dtype, shape in (site.x, site.y))

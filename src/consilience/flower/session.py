@@ -1,0 +1,194 @@
+"""The engine whose clients are real sites, and its rounds."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from consilience.algorithms.base import Algorithm
+from consilience.algorithms.switch import Method, phases
+from consilience.core import keys
+from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core.files import CHECKPOINTS
+from consilience.core.records import Tree, rows, to
+from consilience.data.cohort import Info
+from consilience.data.federation import Federation
+from consilience.engines.plan import Plan
+from consilience.engines.ranks import ALONE, Alone, Ranks
+from consilience.engines.session import Session
+from consilience.engines.simulator import PRECISIONS
+from consilience.engines.states import States
+from consilience.engines.work import Share
+from consilience.evaluation.scores import Evaluation, evaluate
+from consilience.flower.coordinator import Coordinator
+from consilience.flower.exchange import Exchange, Template
+from consilience.flower.messages import EvaluateRequest
+from consilience.flower.registry import Registry
+from consilience.flower.scores import evaluate_at_sites
+from consilience.flower.states import RemoteStates
+from consilience.tasks.task import Task
+
+log = logging.getLogger("consilience")
+SAMPLES = 10  # draws with which sites score a posterior
+
+
+@dataclass(frozen=True)
+class Flower:
+    """An engine whose clients are sites with their own data, which a Flower server app reaches."""
+
+    coordinator: Coordinator
+    registry: Registry
+    method: Method
+    device: str = "cpu"
+    precision: str = "float32"
+    leads = True
+    saved_tokens: deque[Tensor] = field(default_factory=lambda: deque(maxlen=CHECKPOINTS))
+    """The tokens in the checkpoints on the server's disk."""
+
+    @contextmanager
+    def started(self) -> Iterator[tuple[Flower, Ranks]]:
+        """(this engine, one process)."""
+        yield self, _Alone()
+
+    def open(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        federation: Federation,
+        *,
+        seed: int,
+        cohort: int,
+        rounds: int,
+        plan: Plan | None = None,
+        ranks: Ranks = ALONE,
+    ) -> FlowerSession:
+        """A session for the rounds of one algorithm."""
+        if federation.names != self.registry.names:
+            raise ConfigError(
+                f"{algorithm.name} moves the data to one place, which a real federation cannot do: choose another "
+                "method"
+            )
+        prepared = task.prepare(
+            torch.device(self.device), PRECISIONS[self.precision], compile=False, bf16=False, chunk=1
+        )
+        exchange = Exchange(
+            self.coordinator,
+            self.registry,
+            algorithm,
+            prepared,
+            federation,
+            stage=next(i for i, phase in enumerate(phases(self.method)) if phase.algorithm is algorithm),
+            seed=seed,
+            cohort=min(cohort, len(federation)),
+            precision=self.precision,
+        )
+        return FlowerSession(exchange, self.saved_tokens)
+
+
+class _Alone(Alone):
+    def __str__(self) -> str:
+        return "Flower"
+
+
+class FlowerSession(Session):
+    """The rounds of one algorithm. Each request names the state to start from, so a site needs no other
+    acknowledgement of its last update, and a lost message cannot make the server and the sites disagree."""
+
+    stops_softly = saves_aside = False
+
+    def __init__(self, exchange: Exchange, saved_tokens: deque[Tensor]) -> None:
+        self._exchange, self._coordinator = exchange, exchange.coordinator
+        self._algorithm, self._seed, self._saved_tokens = exchange.algorithm, exchange.seed, saved_tokens
+        self.task, self.federation, self.cohort = exchange.task, exchange.federation, exchange.cohort
+        self._lost: set[int] = set()
+        self._template: Template | None = None
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether any online site holds examples out."""
+        return any(site.held_out for _, site in self._coordinator.online.values())
+
+    def close(self) -> None:
+        pass
+
+    def keep(self, states: States) -> States:
+        return RemoteStates(states, len(self.federation), self._saved_tokens)
+
+    def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
+        """Compute the template of an update. Each site plans its own computation."""
+        self._template = self._exchange.template(server, states, ids)
+        return Plan(chunk=1, why="every client at its own site", device=self.task.device.type)
+
+    def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
+        """Ask the round's clients, and ask again until at least `min_clients` updates are accepted."""
+        assert isinstance(states, RemoteStates)
+        assert self._template is not None
+        participation = self._coordinator.participation
+        least, pause = min(participation.min_clients, self.cohort), 1.0
+        for _ in self._coordinator.waiting(lambda: f"round {round} needs {least} of its clients"):
+            server = self._restart_lost(server, states, round)
+            chosen = self._choose(ids, round)
+            if len(chosen) < least:
+                continue
+            attempt = self._exchange.attempt(server, states, chosen, round, self._template)
+            self._lost |= attempt.lost
+            if len(attempt.share.accepted) >= least:
+                for client, (token, state) in attempt.accepted.items():
+                    states.accept(client, token, state, round)
+                return replace(attempt.share, server=server), attempt.bytes_down
+            for client, reason in attempt.share.rejected.items():
+                log.warning("round %d: no update from %r: %s", round, self.federation.name(client), reason)
+            self._coordinator.sleep(pause)
+            pause = min(2 * pause, 60.0)
+        raise ConsilienceError(
+            f"round {round} was given up: it needs updates of {least} clients, and fewer came within patience = "
+            f"{participation.patience:g} seconds. All earlier rounds are saved. Run the app again when the sites are "
+            "online, and it resumes"
+        )
+
+    def _choose(self, ids: Tensor, round: int) -> list[int]:
+        """The online clients among `ids`, and random other clients in place of those that are offline."""
+        names = self.federation.names or ()
+        online = {names.index(name) for name in self._coordinator.available(names)}
+        planned = [client for client in ids.tolist() if client in online]
+        others = sorted(online - set(planned))
+        order = keys.bits(keys.key(self._seed, purpose="in place of others", round=round), len(names)).tolist()
+        return sorted(planned + sorted(others, key=lambda client: order[client])[: self.cohort - len(planned)])
+
+    def _restart_lost(self, server: Tree, states: RemoteStates, round: int) -> Tree:
+        """The server's state after it has replaced each lost client state by a fresh one around the present mean. The
+        next request to such a client brings the fresh state."""
+        for client in sorted(self._lost):
+            one = torch.tensor([client])
+            numbers = (torch.tensor(value) for value in (self._seed, len(self.federation), self.federation.examples))
+            mean, initial = self._algorithm.posterior(server).mean, self.task.initial()
+            info = Info(mean if mean.shape == initial.shape else initial, *numbers)
+            n = self.federation.sizes[one].to(initial).unsqueeze(1)
+            fresh = to(self._algorithm.client(self.task, info, n), states.device)
+            old, new = (to(rows(state, 0), self.task.device) for state in (states.gather(one), fresh))
+            server = self._algorithm.swap(server, old, new)
+            states.send_again(client, fresh, round)
+            log.warning("round %d: %r has lost its state and gets a new one", round, self.federation.name(client))
+        self._lost.clear()
+        return server
+
+    def evaluate(self, algorithm: Algorithm, server: Tree) -> Evaluation | None:
+        """The pooled scores of the sites that hold examples out."""
+        if algorithm.network(self.task, server) is not self.task:
+            log.warning("sites cannot score %s: its final network is not the clients' network", algorithm.name)
+            return None
+        belief = algorithm.posterior(server)
+        request = EvaluateRequest(
+            fingerprint=self._coordinator.fingerprint,
+            seed=self._seed,
+            precision=self._exchange.precision,
+            samples=SAMPLES,
+        )
+        template = evaluate(self.task, belief, self.federation.data, samples=1)
+        return evaluate_at_sites(self._coordinator, self.federation.names or (), belief, request, template)

@@ -1,0 +1,67 @@
+"""The server's knowledge of client states that are on the clients' own disks."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from consilience.core.records import Tree, rows, stack
+from consilience.engines.states import States
+from consilience.flower.messages import NO_STATE, Token
+
+
+class RemoteStates(States):
+    """States on the clients' disks. The server knows the token of each client's state. For methods whose states follow
+    from the updates it also has a copy of the states in `mirror`; for others, `gather` returns fresh states.
+
+    `saved` are the tokens in the checkpoints on the server's disk."""
+
+    def __init__(self, mirror: States, clients: int, saved: deque[Tensor]) -> None:
+        super().__init__(mirror.gather, mirror.device)
+        self._mirror, self._saved = mirror, saved
+        self.tokens = torch.zeros(clients, 2, dtype=torch.int64)
+
+    def token(self, client: int) -> Token:
+        """The token of a client's state; `NO_STATE` if the server has to send one."""
+        return Token(*self.tokens[client].tolist())
+
+    def kept(self, client: int) -> list[Token]:
+        """The tokens of the states to which a checkpoint may go back."""
+        return [Token(*saved[client].tolist()) for saved in self._saved]
+
+    def accept(self, client: int, token: Token, state: Tree, round: int) -> None:
+        """Record that a client's update was accepted. Its new state is that of `token`, and equals `state` if the
+        server can know it."""
+        self.tokens[client] = torch.tensor(token)
+        if state is not None:
+            self.commit(torch.tensor([client]), state, round)
+
+    def send_again(self, client: int, state: Tree, round: int) -> None:
+        """Record that a client has lost its state, and that the next request must bring this one."""
+        self.accept(client, NO_STATE, state, round)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._mirror
+
+    def _read(self, client: int, like: Tree) -> Tree:
+        return rows(self._mirror.gather(torch.tensor([client])), 0)
+
+    def _write(self, client: int, state: Tree, round: int) -> None:
+        self._mirror.commit(torch.tensor([client]), stack([state]), round)
+
+    def snapshot(self) -> Tree:
+        """(tokens, tokens of the checkpoint before, the mirror's snapshot)."""
+        return self.tokens.clone(), tuple(self._saved)[-1:], self._mirror.snapshot()
+
+    def restore(self, saved: Tree) -> None:
+        tokens, before, mirrored = saved
+        self.tokens = tokens.clone()
+        self._saved.clear()
+        self._saved.extend((*before, tokens))
+        self._mirror.restore(mirrored)
+
+    def forget(self, saved: Tree) -> None:
+        self._saved.append(saved[0])
+        self._mirror.forget(saved[2])
