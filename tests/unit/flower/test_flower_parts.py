@@ -176,7 +176,7 @@ KINDS = [
     TrainReply(status="lost", reason="”so“ it is\n"),
     InfoRequest(),
     SiteInfo(name="Zürich", examples=5, held_out=0, x=("float32", [3]), y=("int64", []), fingerprint="f"),
-    EvaluateRequest(fingerprint="f", precision="float32", samples=10),
+    EvaluateRequest(fingerprint="f", seed=0, precision="float32", samples=10),
     EvaluateReply(examples=4, point={"nll": 0.3}, marginal=None, reliability=BINS, marginal_reliability=None),
 ]
 
@@ -1141,7 +1141,7 @@ def test_a_site_with_another_method_says_so(scaffold):
     assert (answer.status, update) == ("failed", None)
     assert "its method or network is not the server's" in answer.reason
     with pytest.raises(ConsilienceError, match="its method or network is not the server's"):
-        app.evaluate(EvaluateRequest(fingerprint="other", precision="float32", samples=1), {})
+        app.evaluate(EvaluateRequest(fingerprint="other", seed=0, precision="float32", samples=1), {})
 
 
 def test_a_site_refuses_numbers_of_its_own_that_are_not_finite_and_keeps_no_state_of_them(scaffold):
@@ -1205,7 +1205,7 @@ def test_a_site_without_examples_says_so_and_one_without_test_data_holds_nothing
 
 def examined(app, belief, precision="float32"):
     return app.evaluate(
-        EvaluateRequest(fingerprint=app.fingerprint, precision=precision, samples=10), {"belief": pack(belief)}
+        EvaluateRequest(fingerprint=app.fingerprint, seed=0, precision=precision, samples=10), {"belief": pack(belief)}
     )
 
 
