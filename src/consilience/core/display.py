@@ -10,8 +10,9 @@ from torch import Tensor
 
 from consilience.core import text
 
-FACT = 160  # characters
-CELL = 22  # characters
+FACT = 160  # characters of a fact
+NAME = 22  # characters of a name in a table
+CELL = 40  # characters of another cell
 SCORES = 6  # metrics in a line
 LEFT = ' style="text-align: left"'
 
@@ -46,18 +47,15 @@ def facts(title: str, pairs: Sequence[tuple[str, object]]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> str:
     """An HTML table whose first column holds names. A cell may have its own HTML (`__html__`)."""
-    names = "".join(f"<th>{escape(clip(name, CELL))}</th>" for name in head)
-    body = "".join(f"<tr><th{LEFT}>{_cell(row[0])}</th>{''.join(map(_data, row[1:]))}</tr>" for row in rows)
+    names = "".join(f"<th>{escape(clip(name, NAME))}</th>" for name in head)
+    lines = [(_cell(name, NAME), [_cell(value, CELL) for value in values]) for name, *values in rows]
+    body = "".join(f"<tr><th{LEFT}>{name}</th><td>{'</td><td>'.join(cells)}</td></tr>" for name, cells in lines)
     below = f"<small>{escape(clip(caption, 2 * FACT))}</small>" if caption else ""
     return f"<div><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
 
 
-def _cell(value: Any) -> str:
-    return str(value.__html__()) if hasattr(value, "__html__") else escape(clip(value, CELL))
-
-
-def _data(value: Any) -> str:
-    return f"<td>{_cell(value)}</td>"
+def _cell(value: Any, limit: int) -> str:
+    return str(value.__html__()) if hasattr(value, "__html__") else escape(clip(value, limit))
 
 
 def summary(method: str, data: str, history: Sequence[Mapping[str, Any]], out: object) -> str:

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from consilience.core import guards
+from consilience.core.errors import TaskError
 from consilience.core.gaussian import FLOOR, Gaussian
+from consilience.core.records import Point
 
 P, K = 4, 3
 FORMS = ["scalar", "diagonal", "full"]
@@ -50,20 +52,11 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 
 @pairs
-def test_a_product_has_the_product_of_densities(a, b):
-    q, p, theta = gaussian(a, seed=1), gaussian(b, seed=5), draws(20, P, seed=9)
-    assert_constant((q * p).log_prob(theta) - q.log_prob(theta) - p.log_prob(theta))
-
-
-@pairs
-def test_a_quotient_has_the_quotient_of_densities(a, b):
+def test_products_and_quotients_have_those_of_the_densities(a, b):
     q, p, theta = gaussian(a, seed=1), gaussian(b, seed=5), draws(20, P, seed=9)
     q = q**50  # sharper than p, so that q / p is proper
+    assert_constant((q * p).log_prob(theta) - q.log_prob(theta) - p.log_prob(theta))
     assert_constant((q / p).log_prob(theta) - q.log_prob(theta) + p.log_prob(theta))
-
-
-@pairs
-def test_quotient_undoes_product(a, b):
     q, p = gaussian(a, K), gaussian(b, K, seed=5)
     back = q * p / p
     torch.testing.assert_close(back.eta, q.eta, **EXACT)
@@ -76,20 +69,14 @@ def test_a_power_has_the_power_of_the_density(form):
     assert_constant((q**0.3).log_prob(theta) - 0.3 * q.log_prob(theta))
 
 
+@pytest.mark.parametrize("clients", [(), (K,)], ids=["shared", "own"])
 @forms
-def test_each_client_may_have_its_own_power(form):
-    q, power = gaussian(form, K), torch.tensor([[0.5], [1.0], [2.0]], dtype=torch.float64)
+def test_each_client_may_have_its_own_power(form, clients):
+    q, power = gaussian(form, *clients), torch.tensor([[0.5], [1.0], [2.0]], dtype=torch.float64)
     for k in range(K):
-        one = Gaussian(q.eta[k], q.lam[k]) ** float(power[k])
-        torch.testing.assert_close((q**power).eta[k], one.eta, **EXACT)
-        torch.testing.assert_close((q**power).lam[k], one.lam, **EXACT)
-
-
-@forms
-def test_a_shared_factor_to_the_power_of_each_client_has_a_client_axis(form):
-    q, power = gaussian(form), torch.tensor([[0.5], [2.0]], dtype=torch.float64)
-    torch.testing.assert_close(((q**power) / q**power).eta, torch.zeros(2, P, dtype=torch.float64))
-    assert (q**power).full == q.full
+        one = Gaussian(q.eta[k], q.lam[k]) if clients else q
+        torch.testing.assert_close((q**power).eta[k], (one ** float(power[k])).eta, **EXACT)
+        torch.testing.assert_close((q**power).lam[k], (one ** float(power[k])).lam, **EXACT)
 
 
 @pytest.mark.parametrize("weights", [None, [[0.2], [0.5], [3.0]]])
@@ -135,6 +122,10 @@ def test_moments_are_those_of_torch_distributions(form, clients):
     torch.testing.assert_close(q.entropy(), reference(q).entropy(), **EXACT)
     theta = draws(7, *clients, P, seed=4)
     torch.testing.assert_close(q.log_prob(theta), reference(q).log_prob(theta), **EXACT)
+    if form == "diagonal":
+        each = Normal(q.mean, q.lam.rsqrt())
+        torch.testing.assert_close(q.log_prob(theta), each.log_prob(theta).sum(-1), **EXACT)
+        torch.testing.assert_close(q.variance, each.variance, **EXACT)
 
 
 @pytest.mark.parametrize("clients", [(), (K,)])
@@ -173,7 +164,7 @@ numbers = st.floats(-3, 3)
 vectors = st.lists(numbers, min_size=3, max_size=3).map(lambda v: torch.tensor(v, dtype=torch.float64))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(vectors, vectors, vectors, vectors)
 def test_kl_is_positive_unless_both_are_the_same(mean, other_mean, log_lam, other_log_lam):
     q, p = Gaussian.of(mean, log_lam.exp()), Gaussian.of(other_mean, other_log_lam.exp())
@@ -184,17 +175,9 @@ def test_kl_is_positive_unless_both_are_the_same(mean, other_mean, log_lam, othe
         assert kl > 1e-9
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_kl_of_full_gaussians_is_positive_unless_both_are_the_same(seed, other):
-    q, p = gaussian("full", seed=seed), gaussian("full", seed=other + 20_000)
-    assert float(q.kl(p)) > 1e-6
-    assert abs(float(q.kl(q))) < 1e-9
-
-
 @forms
 def test_samples_have_the_moments_of_the_density(form):
-    q, count = gaussian(form, 2), 4000
+    q, count = gaussian(form, 2), 2000
     theta = q.sample(count, seed=3)
     assert theta.shape == (count, 2, P)
     for k in range(2):
@@ -211,29 +194,30 @@ def test_samples_have_the_moments_of_the_density(form):
 
 @forms
 def test_a_draw_depends_on_seed_and_number_alone(form):
-    q = gaussian(form, K)
+    q, before = gaussian(form, K), torch.get_rng_state()
     assert torch.equal(q.sample(5, seed=1), q.sample(9, seed=1)[:5])
     assert not torch.equal(q.sample(1, seed=1), q.sample(1, seed=2))
     assert not torch.equal(*q.sample(2, seed=1))
-
-
-def test_sampling_leaves_the_global_generator_alone():
-    before = torch.get_rng_state()
-    gaussian("full").sample(3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_point_is_a_belief_without_uncertainty():
+    point = Point(draws(P))
+    assert torch.equal(point.mean, point.theta)
+    assert torch.equal(point.variance, torch.zeros(P, dtype=torch.float64))
+    assert torch.equal(point.sample(3, seed=1), point.theta.expand(3, P))
+    with pytest.raises(TaskError, match="a Point has no density: learn a Gaussian posterior"):
+        point.log_prob(point.theta)
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["proper", "improper"])
 @forms
-def test_the_slope_is_the_gradient_of_the_energy(form):
-    q, theta = gaussian(form, K), draws(K, P, seed=8).requires_grad_()
+def test_the_energy_gradient_is_that_of_the_log_factor(form, sign):
+    q, theta = gaussian(form, K) ** sign, draws(K, P, seed=8).requires_grad_()
     (expected,) = torch.autograd.grad(-log_factor(q, theta).sum(), theta)
     torch.testing.assert_close(q.energy_gradient(theta), expected, **EXACT)
-
-
-def test_the_slope_needs_no_proper_factor():
-    q, theta = Gaussian(draws(P), -precision("full")), draws(P, seed=8).requires_grad_()
-    (expected,) = torch.autograd.grad(-log_factor(q, theta), theta)
-    torch.testing.assert_close(q.energy_gradient(theta), expected, **EXACT)
+    added = q.add_energy_gradient(torch.ones(K, P).double(), theta.detach())
+    torch.testing.assert_close(added, 1 + expected, **EXACT)
 
 
 @forms
@@ -277,9 +261,9 @@ def test_a_proper_gaussian_is_left_alone(form):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [2, 6, 40])
+@pytest.mark.parametrize("size", [2, 12])
 def test_moments_of_an_improper_full_gaussian_are_finite_and_count_once(dtype, size):
-    for seed in range(10):
+    for seed in range(3):
         root = draws(K, size, size, seed=seed, dtype=dtype)
         q = Gaussian(draws(K, size, seed=99, dtype=dtype), 100 * (root + root.mT))
         low = int((torch.linalg.eigvalsh(q.lam) < FLOOR).sum())
@@ -332,37 +316,18 @@ def test_a_watch_ends_with_an_error_too():
 
 
 @forms
-def test_first_takes_the_first_clients(form):
-    q = gaussian(form, K)
-    cut = q.first(2)
-    assert torch.equal(cut.eta, q.eta[:2])
-    assert torch.equal(cut.lam, q.lam[:2])
-    assert cut.full == q.full
-
-
-@forms
-def test_first_leaves_shared_parts_alone(form):
-    shared = gaussian(form)
+def test_first_takes_the_first_clients_and_leaves_shared_parts_alone(form):
+    q, shared = gaussian(form, K), gaussian(form)
+    assert torch.equal(q.first(2).eta, q.eta[:2])
+    assert torch.equal(q.first(2).lam, q.lam[:2])
     assert torch.equal(shared.first(2).eta, shared.eta)
-    assert torch.equal(shared.first(2).lam, shared.lam)
-
-
-def test_first_cuts_own_parts_beside_shared_ones():
-    q = Gaussian(draws(K, P), precision("scalar")).first(2)
-    assert q.eta.shape == (2, P)
-    assert q.lam.shape == (1,)
-
-
-def test_a_diagonal_gaussian_is_a_product_of_normals():
-    q = gaussian("diagonal")
-    theta = draws(5, P)
-    expected = Normal(q.mean, q.lam.rsqrt()).log_prob(theta).sum(-1)
-    torch.testing.assert_close(q.log_prob(theta), expected, **EXACT)
+    one = precision("scalar")
+    assert torch.equal(Gaussian(q.eta, one).first(2).lam, one)
 
 
 @pytest.mark.parametrize("clients", [(), (K,)])
 @forms
-def test_the_length_is_that_of_all_natural_parameters_in_one_vector(form, clients):
+def test_the_norm_is_that_of_all_natural_parameters_in_one_vector(form, clients):
     q = gaussian(form, *clients)
     one_vector = torch.cat([q.eta.reshape(*clients, -1), q.lam.reshape(*clients, -1)], -1)
     assert q.norm.shape == (*clients, 1)
@@ -370,22 +335,22 @@ def test_the_length_is_that_of_all_natural_parameters_in_one_vector(form, client
 
 
 @forms
-def test_a_clipped_factor_has_the_length_asked_for_and_its_direction(form):
+def test_a_clipped_factor_has_the_norm_asked_for_and_its_direction(form):
     q = gaussian(form, K) ** torch.tensor([[0.01], [1.0], [100.0]], dtype=torch.float64)
-    longest = float(q.norm[1]) * 0.9
+    bound = float(q.norm[1]) * 0.9
     with guards.watch() as counts:
-        clipped = q.clip(longest)
+        clipped = q.clip(bound)
     assert int(counts["update clipped"]) == 2
     assert torch.equal(clipped.eta[0], q.eta[0])
     assert torch.equal(clipped.lam[0], q.lam[0])
-    torch.testing.assert_close(clipped.norm[1:, 0], torch.full((2,), longest, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(clipped.norm[1:, 0], torch.full((2,), bound, dtype=torch.float64), **EXACT)
     for k in (1, 2):
-        share = longest / float(q.norm[k])
+        share = bound / float(q.norm[k])
         torch.testing.assert_close(clipped.eta[k], share * q.eta[k], **EXACT)
         torch.testing.assert_close(clipped.lam[k], share * q.lam[k], **EXACT)
 
 
-def test_a_factor_of_length_zero_can_be_clipped():
+def test_a_factor_of_norm_zero_can_be_clipped():
     nothing = Gaussian.flat(torch.zeros(K, P))
     with guards.watch() as counts:
         clipped = nothing.clip(1e-3)

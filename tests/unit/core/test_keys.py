@@ -24,9 +24,9 @@ def test_keys_are_the_same_every_time():
 
 
 def test_seed_round_client_and_purpose_each_make_another_key():
-    places = itertools.product(range(-2, 5), ["a", "b", "ab", "ba"], range(6), range(6))
+    places = itertools.product(range(-2, 2), ["a", "b", "ab", "ba"], range(4), range(4))
     found = {int(keys.key(seed, purpose=p, round=r, client=c)) for seed, p, r, c in places}
-    assert len(found) == 7 * 4 * 6 * 6
+    assert len(found) == 4 * 4 * 4 * 4
 
 
 def test_seeds_may_be_as_large_as_64_bits():
@@ -68,21 +68,10 @@ def test_mix_is_the_finaliser_of_splitmix64():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_uniform_numbers_lie_in_the_half_open_interval(dtype):
-    u = keys.uniform(keys.key(1, purpose="a"), 100_000, dtype)
+def test_uniform_numbers_are_uniform_in_the_half_open_interval(dtype):
+    u = keys.uniform(keys.key(SEED, purpose="bf16"), 51_200, dtype)
     assert u.dtype == dtype
-    assert float(u.min()) >= 0
-    assert float(u.max()) < 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_uniform_numbers_are_uniform(dtype):
-    u = keys.uniform(keys.key(SEED, purpose="ks"), 50_000, dtype)
-    assert stats.kstest(u.double().numpy(), "uniform").pvalue > 1e-3
-
-
-def test_coarse_uniform_numbers_take_all_values_equally_often():
-    u = keys.uniform(keys.key(SEED, purpose="bf16"), 51_200, torch.bfloat16)
+    assert 0 <= float(u.min()) <= float(u.max()) < 1
     counts = (u.double() * 256).long().bincount(minlength=256)
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
 
@@ -114,14 +103,10 @@ def test_neighbours_are_independent(what):
         assert abs(correlation(a[1:], b[:-1])) < bound
 
 
-def test_positions_are_independent():
-    u = numbers(20_000)
-    for lag in (1, 2, 7, 64):
-        assert abs(correlation(u[lag:], u[:-lag])) < 5 / 20_000**0.5
-
-
-def test_purposes_are_independent():
-    assert abs(correlation(numbers(20_000, "a"), numbers(20_000, "b"))) < 5 / 20_000**0.5
+def test_positions_and_purposes_are_independent():
+    u, bound = numbers(20_000), 5 / 20_000**0.5
+    assert all(abs(correlation(u[lag:], u[:-lag])) < bound for lag in (1, 2, 7, 64))
+    assert abs(correlation(u, numbers(20_000, "another purpose"))) < bound
 
 
 def test_permutations_of_ragged_clients_are_permutations():
@@ -160,8 +145,8 @@ def test_a_sample_is_ascending_without_replacement(population, count):
     assert 0 <= int(chosen.min()) <= int(chosen.max()) < population
 
 
-def test_in_a_large_population_everybody_is_sampled_equally_often():
-    rounds, population, count = 40, 100_000, 20_000
+def test_in_a_large_population_all_are_sampled_equally_often():
+    rounds, population, count = 20, 100_000, 20_000
     chosen = torch.cat([keys.sample(keys.key(SEED, purpose="c", round=r), population, count) for r in range(rounds)])
     times = chosen.bincount(minlength=population).double()
     share = count / population
@@ -169,8 +154,8 @@ def test_in_a_large_population_everybody_is_sampled_equally_often():
     assert stats.chisquare(chosen.div(1000, rounding_mode="floor").bincount().numpy()).pvalue > 1e-3
 
 
-def test_everybody_is_sampled_equally_often():
-    rounds, population, count = 4000, 20, 7
+def test_all_are_sampled_equally_often():
+    rounds, population, count = 1000, 20, 7
     chosen = torch.cat([keys.sample(keys.key(SEED, purpose="c", round=r), population, count) for r in range(rounds)])
     frequency = chosen.bincount(minlength=population) / rounds
     expected = count / population
@@ -250,12 +235,3 @@ def test_integers_are_the_same_on_every_device():
     key, there = (keys.key(1, purpose="a", client=c) for c in (clients, clients.cuda()))
     assert torch.equal(keys.bits(key, 100), keys.bits(there, 100).cpu())
     assert torch.equal(keys.uniform(key, 100), keys.uniform(there, 100).cpu())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-def test_compiled_code_draws_the_same():
-    compiled = torch.compile(lambda key: keys.uniform(key, 56, torch.float32), dynamic=False, fullgraph=True)
-    key = keys.key(1, purpose="a", client=torch.arange(3))
-    for _ in range(50):  # a loop that ran past its end would have spoilt the heap by then
-        assert torch.equal(compiled(key), keys.uniform(key, 56, torch.float32))
