@@ -1,7 +1,12 @@
-"""A module and a likelihood as functions of one flat vector."""
+"""Networks and losses as functions of one flat vector."""
 
-from consilience.tasks.adversarial import Adversarial, LeastSquares, Wasserstein
-from consilience.tasks.likelihoods import Classification, MultiLabel, Regression
+from consilience.tasks.adversarial import Adversarial
+from consilience.tasks.likelihoods import Likelihood
+from consilience.tasks.objectives import LeastSquares, Objective, Wasserstein
+from consilience.tasks.supervised import Classification, MultiLabel, Regression, Supervised
 from consilience.tasks.task import Task
 
-__all__ = ["Adversarial", "Classification", "LeastSquares", "MultiLabel", "Regression", "Task", "Wasserstein"]
+__all__ = [
+    "Adversarial", "Classification", "LeastSquares", "Likelihood", "MultiLabel", "Objective", "Regression",
+    "Supervised", "Task", "Wasserstein",
+]  # fmt: skip

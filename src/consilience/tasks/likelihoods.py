@@ -1,45 +1,67 @@
-"""Likelihoods: how a network's outputs meet labels, numbers, or several labels at once."""
+"""Likelihoods p(y | output) of labels, numbers, or several labels at once."""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from consilience.core import keys
 from consilience.core.errors import DataError, TaskError
-from consilience.data.augment import Augmentation
 from consilience.data.dataset import Dataset
 from consilience.metrics import classification, multilabel, regression
-from consilience.tasks.task import Task
 
 
-class Classification(Task):
-    """p(y | x, θ) = softmax(f(x))_y."""
+@dataclass(frozen=True)
+class Likelihood(ABC):
+    """The distribution of a target given a network's output."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """−log p(y | output) of each example, [B]."""
+
+    @abstractmethod
+    def draw(self, output: Tensor, key: Tensor) -> Tensor:
+        """Targets drawn from p(y | output), for Fisher information."""
+
+    @abstractmethod
+    def predictive(self, output: Tensor) -> Tensor:
+        """The mean of p(y | output)."""
+
+    @abstractmethod
+    def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
+        """Metrics of predictions. If these are means over several networks, `spread` is the variance over them."""
+
+    @abstractmethod
+    def check(self, output: Tensor, data: Dataset) -> None:
+        """Raise a DataError if the targets cannot be what this output predicts."""
+
+
+class Categorical(Likelihood):
+    """p(y | output) = softmax(output)_y."""
 
     kind = "classification"
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of each example."""
         return F.cross_entropy(output, y, reduction="none")
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
-        """Labels by inverting the cumulative distribution."""
         u = keys.uniform(key, output.shape[0], output.dtype).unsqueeze(-1)
         return (output.softmax(-1).cumsum(-1) <= u).sum(-1).clamp_max(output.shape[-1] - 1)
 
     def predictive(self, output: Tensor) -> Tensor:
-        """Class probabilities."""
         return output.softmax(-1)
 
     def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
-        """Accuracy, NLL, ECE and Brier score."""
         return classification(prediction, y)
 
-    def fits(self, output: Tensor, data: Dataset) -> None:
-        """Labels must be integers below the number of outputs."""
+    def check(self, output: Tensor, data: Dataset) -> None:
         if data.y.dim() != 1 or data.y.dtype != torch.int64:
             raise DataError(
                 f"{data.name}: classification needs labels [N] of type torch.int64, got {data.y.dtype} {data.y.dim()}-d"
@@ -53,31 +75,24 @@ class Classification(Task):
             )
 
 
-class Regression(Task):
-    """p(y | x, θ) = N(f(x), noise²). The loss is ½‖y − f(x)‖²/noise², without the constant."""
+@dataclass(frozen=True)
+class Normal(Likelihood):
+    """p(y | output) = N(output, noise²). The loss is ½‖y − output‖²/noise², without the constant."""
 
     kind = "regression"
+    noise: float = 1.0
 
-    def __init__(self, module: nn.Module, *, noise: float = 1.0, augment: Augmentation | None = None) -> None:
-        super().__init__(module, augment=augment)
-        if noise <= 0:
-            raise TaskError(f"noise is a standard deviation and must be positive, got {noise}")
-        self.noise = noise
-
-    def settings(self) -> dict[str, Any]:
-        """The noise."""
-        return {"noise": self.noise}
+    def __post_init__(self) -> None:
+        if self.noise <= 0:
+            raise TaskError(f"noise is a standard deviation and must be positive, got {self.noise}")
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Half the squared error in units of the noise."""
         return 0.5 * ((output - y) / self.noise).square().reshape(len(output), -1).sum(-1)
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
-        """The prediction plus noise."""
         return output + self.noise * keys.standard(key, output.numel(), output.dtype).view(output.shape)
 
     def predictive(self, output: Tensor) -> Tensor:
-        """The regression itself."""
         return output
 
     def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
@@ -85,8 +100,7 @@ class Regression(Task):
         noise = torch.full_like(prediction, self.noise**2)
         return regression(prediction, y, noise if spread is None else noise + spread)
 
-    def fits(self, output: Tensor, data: Dataset) -> None:
-        """Targets must have the shape of the outputs."""
+    def check(self, output: Tensor, data: Dataset) -> None:
         if output.shape[1:] != data.y.shape[1:] or not data.y.is_floating_point():
             got, wanted = tuple(data.y.shape[1:]), tuple(output.shape[1:])
             raise DataError(
@@ -96,29 +110,24 @@ class Regression(Task):
             )
 
 
-class MultiLabel(Task):
-    """p(y | x, θ) = Π_l Bernoulli(y_l; σ(f_l(x)))."""
+class Bernoulli(Likelihood):
+    """p(y | output) = Π_l Bernoulli(y_l; σ(output_l))."""
 
     kind = "multi-label"
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Binary cross-entropy, summed over labels."""
         return F.binary_cross_entropy_with_logits(output, y, reduction="none").sum(-1)
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
-        """Every label by its own coin."""
         return (keys.uniform(key, output.numel(), output.dtype).view(output.shape) < output.sigmoid()).to(output.dtype)
 
     def predictive(self, output: Tensor) -> Tensor:
-        """The probability of every label."""
         return output.sigmoid()
 
     def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
-        """Precision, recall, F1 and NLL."""
         return multilabel(prediction, y)
 
-    def fits(self, output: Tensor, data: Dataset) -> None:
-        """Targets must be 0 or 1 for every output."""
+    def check(self, output: Tensor, data: Dataset) -> None:
         bytes_ = data.y.dtype == torch.uint8
         if data.y.dim() != 2 or data.y.shape[1] != output.shape[-1] or not (bytes_ or data.y.is_floating_point()):
             found = f"{data.y.dtype} {tuple(data.y.shape)}"

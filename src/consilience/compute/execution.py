@@ -1,0 +1,32 @@
+"""Where and how networks compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A device, the type of weights and losses, and what is compiled.
+
+    With `bf16` networks compute in bfloat16, while weights, losses and updates stay in `dtype`. `chunk` is the largest
+    cohort, which fixes the compiled sizes.
+    """
+
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+    compiled: bool = False
+    bf16: bool = False
+    chunk: int = 0
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this is compiled code for a GPU."""
+        return self.compiled and self.device.type == "cuda"
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The type in which networks compute."""
+        return torch.bfloat16 if self.bf16 else self.dtype

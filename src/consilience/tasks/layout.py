@@ -1,0 +1,108 @@
+"""The layout of the flat vector: several networks, one after the other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from consilience.compute.layers import check_layers
+from consilience.core.errors import TaskError
+
+MAIN = "main"  # the user's network, or the generators of an adversarial task
+
+
+class Part:
+    """One network inside the flat vector. Frozen parameters, which do not require gradients, stay in the module and are
+    not in the vector."""
+
+    def __init__(self, module: nn.Module, start: int) -> None:
+        check_layers(module)
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.module = copy.deepcopy(module).eval()
+        self.frozen = {name: p for name, p in self.module.named_parameters() if name not in named}
+        self.names, self.shapes = list(named), [p.shape for p in named.values()]
+        self.sizes = [p.numel() for p in named.values()]
+        self.size = sum(self.sizes)
+        self.slice = slice(start, start + self.size)
+        linear = [name for name, layer in self.module.named_modules() if isinstance(layer, nn.Linear)]
+        self.head = linear[-1] if linear else None  # the name of the last linear layer
+
+    def weights(self, theta: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The parameters by name, of the whole vector θ or of this part's share of it."""
+        # One split, so that the gradient comes back as one concatenation and not as a sum of padded slices. Weights
+        # change their type after it, in the same pass as their layout.
+        mine = theta if self.size == len(theta) else theta[self.slice]
+        flat = mine.split_with_sizes(self.sizes) if self.sizes else ()
+        tensors: dict[str, Tensor] = {
+            name: part.view(shape).to(dtype) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
+        }
+        tensors |= {name: p.to(dtype) for name, p in self.frozen.items()}
+        return tensors
+
+
+class Layout:
+    """Named parts of one flat vector θ [P], in order. The first is `MAIN`."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.parts: dict[str, Part] = {}
+        for name, module in modules.items():
+            self._append(name, module)
+
+    def _append(self, name: str, module: nn.Module) -> None:
+        if name in self.parts:
+            raise TaskError(f"this task has a part called {name!r} already")
+        self.parts[name] = Part(module, self.size)
+
+    def extend(self, modules: Mapping[str, nn.Module]) -> Layout:
+        """This layout with further networks at its end."""
+        new = copy.copy(self)
+        new.parts = dict(self.parts)
+        for name, module in modules.items():
+            new._append(name, module)
+        return new
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters of all parts."""
+        return sum(part.size for part in self.parts.values())
+
+    @property
+    def main(self) -> Part:
+        """The first part."""
+        return self.parts[MAIN]
+
+    def slice(self, part: str = MAIN, parameter: str | None = None) -> slice:
+        """The place of a part, or of one of its parameters, in the flat vector."""
+        found = self.parts[part]
+        if parameter is None:
+            return found.slice
+        number = found.names.index(parameter)
+        start = found.slice.start + sum(found.sizes[:number])
+        return slice(start, start + found.sizes[number])
+
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """The parts of a flat vector by name. The vector may end after any part, and each part may stand for the whole
+        in `Task.call_one`. One split makes the gradient one concatenation; a slice for every use would make it a sum of
+        padded vectors."""
+        found = {name: part for name, part in self.parts.items() if part.slice.stop <= len(theta)}
+        return dict(zip(found, theta.split_with_sizes([part.size for part in found.values()]), strict=True))
+
+    def initial(self) -> Tensor:
+        """The modules' own weights as one vector."""
+        parts = self.parts.values()
+        return torch.cat([part.module.get_parameter(n).detach().reshape(-1) for part in parts for n in part.names])
+
+    def fixed(self) -> list[Tensor]:
+        """The tensors that are not learned: frozen parameters and buffers."""
+        return [t for part in self.parts.values() for t in (*part.frozen.values(), *part.module.buffers())]
+
+    def release(self, theta: Tensor) -> nn.Module:
+        """A copy of the main module with the weights θ."""
+        module, part = copy.deepcopy(self.main.module), self.main
+        for name, value in zip(part.names, theta[part.slice].split_with_sizes(part.sizes), strict=True):
+            p = module.get_parameter(name)
+            p.data = value.view(p.shape).to(p.device, p.dtype).clone()
+        return module
