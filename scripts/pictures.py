@@ -48,7 +48,7 @@ def likelihood(task: cs.Task, data: cs.Dataset) -> Tensor:
     """p(D|θ) for every θ of the grid."""
     everything = torch.arange(len(data))
     x, y = data.inputs(everything), data.targets(everything)
-    log = torch.stack([-task.losses(task.apply_one(theta.view(1), x), y).sum() for theta in GRID])
+    log = torch.stack([-task.likelihood.losses(task.apply_one(theta.view(1), x), y).sum() for theta in GRID])
     return (log - log.max()).exp()
 
 

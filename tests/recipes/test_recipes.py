@@ -12,7 +12,7 @@ import consilience as cs
 from consilience.recipes import RECIPES
 from consilience.recipes.fedep_stackoverflow import BATCH, LOSS, STACK_OVERFLOW, TAGS
 from consilience.server.optimizers import AdaGrad
-from consilience.tasks.likelihoods import MultiLabel
+from consilience.tasks.supervised import MultiLabel
 from support import quick
 from support.published import write_tff_emnist, write_tff_questions, write_tiny_images
 

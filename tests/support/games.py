@@ -12,7 +12,7 @@ import consilience as cs
 from consilience.core import keys
 from consilience.core.records import tree_map
 from consilience.tasks.adversarial import BETWEEN, HEADS, TRUNK
-from consilience.tasks.task import MAIN
+from consilience.tasks.layout import MAIN
 
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
 

@@ -10,7 +10,7 @@ from torch import nn
 from consilience.data import Dataset, Federation
 from consilience.data.cohort import Cohort
 from consilience.optim import SGD, Adam, AMSGrad, RMSprop
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SIZES = (33, 12, 7, 1)

@@ -23,7 +23,8 @@ from consilience.inference.sigmoid_moments import How
 from consilience.models.npn import npn
 from consilience.optim import SGD, Chain
 from consilience.server.optimizers import Momentum, ServerOptimizer
-from consilience.tasks.task import MAIN, Task
+from consilience.tasks.layout import MAIN
+from consilience.tasks.task import Task
 
 Parts = dict[str, Tensor]  # weights of the user's network and of those that are appended
 SIGNAL, NETWORK = "signal", "npn"  # the parts that are appended to the user's network
@@ -126,9 +127,9 @@ class FedNP(Algorithm):
     def adapt(self, task: Task, seed: int) -> Task:
         """Append the network of f and the natural-parameter network."""
         task.need_labels()
-        if task.head is None:
+        if task.main.head is None:
             raise TaskError("FedNP needs a linear layer, whose weights it can predict, but the module has none")
-        head = task.module.get_submodule(task.head)
+        head = task.module.get_submodule(task.main.head)
         heard = int(head.in_features) if self.signal == "features" else 1  # type: ignore[arg-type]
         predicted = task.slice(parameter=self._weights(task))
         with keys.seeded(seed, purpose="networks"):
@@ -139,10 +140,10 @@ class FedNP(Algorithm):
             return task.extend(**{SIGNAL: nn.Sequential(*layers), NETWORK: network})
 
     def _weights(self, task: Task) -> str:
-        layer = str(task.head) if self.layer is None else self.layer
+        layer = str(task.main.head) if self.layer is None else self.layer
         name = f"{layer}.weight".removeprefix(".")  # the module may be one linear layer itself, whose name is ""
-        if name not in task.names:
-            layers = [known.removesuffix(".weight") for known in task.names if known.endswith(".weight")]
+        if name not in task.main.names:
+            layers = [known.removesuffix(".weight") for known in task.main.names if known.endswith(".weight")]
             raise ConfigError(f"layer {layer!r} has no weights to predict; {nearest(layer, layers)}")
         return name
 
@@ -169,7 +170,7 @@ class FedNP(Algorithm):
     def heard(self, task: Task, parts: Parts, batch: Batch, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """One client's (output of f's network before pooling and bound, the mean over examples [d]; losses [B])."""
         features, output = task.features_one(parts[MAIN], batch.x, key)
-        losses = task.losses(output, batch.y)
+        losses = task.likelihood.losses(output, batch.y)
         seen = features if self.signal == "features" else losses.unsqueeze(1)
         return batch.mean(task.call_one(SIGNAL, parts[SIGNAL], seen, exact=True)), losses
 

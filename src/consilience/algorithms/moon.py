@@ -42,7 +42,7 @@ class MOON(Averaging):
     temperature: Positive = 0.5
 
     def adapt(self, task: Task, seed: int) -> Task:
-        if task.head is None:
+        if task.main.head is None:
             raise TaskError("MOON compares the features before the last linear layer, but the module has no such layer")
         return task
 
@@ -55,7 +55,7 @@ class MOON(Averaging):
         others = (task.features_one(other, batch.x)[0] for other in (w, previous))
         like_global, like_previous = (F.cosine_similarity(z, other) for other in others)
         contrast = -F.logsigmoid((like_global - like_previous) / self.temperature)
-        return batch.mean(task.losses(output, batch.y) + self.mu * contrast)
+        return batch.mean(task.likelihood.losses(output, batch.y) + self.mu * contrast)
 
     def local(self, task: Task, message: Point, state: Client, cohort: Cohort) -> tuple[Weighted, Client]:
         w = message.theta

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -15,7 +17,7 @@ class Execution:
     cohort, which fixes the compiled sizes.
     """
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     compiled: bool = False
     bf16: bool = False

@@ -18,8 +18,8 @@ from consilience.core.errors import TaskError
 
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a hash of (client's key, layer, position): the same for a client trained alone or in a
-    cohort. It uses no random generator. The key is a buffer that the task replaces at each call. A layer called twice in
-    one pass drops the same positions twice."""
+    cohort. It uses no random generator. The key is a buffer that the task replaces at each call. A layer called twice
+    in one pass drops the same positions twice."""
 
     key: Tensor
 

@@ -38,9 +38,9 @@ class Replay:
     """A compiled step, recorded as a CUDA graph: a few hundred kernels are launched as one, because their launches
     would take longer than they do.
 
-    Tensors that stay from step to step (θ, a chain's memory, a prior) are used where they lie; if one of them moves, the
-    step is recorded anew. Tensors that are fresh in every step are copied to their places in the recording. A step for
-    whose recording there is too little memory runs unrecorded.
+    Tensors that stay from step to step (θ, a chain's memory, a prior) are used where they lie; if one of them moves,
+    the step is recorded anew. Tensors that are fresh in every step are copied to their places in the recording. A step
+    for whose recording there is too little memory runs unrecorded.
     """
 
     def __init__(self, step: Step, device: torch.device) -> None:

@@ -45,8 +45,8 @@ def with_taps(module: nn.Module, names: list[str]) -> tuple[nn.Module, dict[str,
 
 
 def only_linear(module: nn.Module) -> bool:
-    """Whether every parameter is the weight or bias of an `nn.Linear` that shares it with no other layer, and every such
-    layer is called once. The answer comes from the module's structure, so that it is decided once."""
+    """Whether every parameter is the weight or bias of an `nn.Linear` that shares it with no other layer, and every
+    such layer is called once. The answer comes from the module's structure, so that it is decided once."""
     layers = {name: layer for name, layer in module.named_modules() if type(layer) is nn.Linear}
     own = {f"{name}.{p}" if name else p for name in layers for p in ("weight", "bias")}
     parameters = [name for name, _ in module.named_parameters(remove_duplicate=False)]

@@ -114,9 +114,7 @@ class Cohorts:
         self.graphs[key] = self._around(size, len(own)) if around else self._compiled(plain, size)
         result = self.graphs[key](*own, *shared)
         if (error := self._error(result, size, own, shared)) > TOLERANCE[self.execution.precision]:
-            refuse(
-                "compiled code for cohorts of %d differs from plain code by %.2g of its norm: not used", size, error
-            )
+            refuse("compiled code for cohorts of %d differs from plain code by %.2g of its norm: not used", size, error)
             self.graphs[key] = plain
             return plain(*own, *shared)
         return result

@@ -21,7 +21,7 @@ from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_o
 from consilience.engines import Distributed, Simulator
 from consilience.studies.compare import Setting
 from consilience.tasks.adversarial import Adversarial
-from consilience.tasks.likelihoods import Classification, Regression
+from consilience.tasks.supervised import Classification, Regression
 from consilience.tasks.task import Task
 
 ALGORITHMS: dict[str, type[Method]] = {

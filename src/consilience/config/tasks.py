@@ -14,8 +14,9 @@ from consilience.config.schema import Named, TaskSection
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import Compose, Crop, Flip
 from consilience.models import MODELS, Pair
-from consilience.tasks.adversarial import Adversarial, LeastSquares, Objective, Wasserstein
-from consilience.tasks.likelihoods import Classification, MultiLabel, Regression
+from consilience.tasks.adversarial import Adversarial
+from consilience.tasks.objectives import LeastSquares, Objective, Wasserstein
+from consilience.tasks.supervised import Classification, MultiLabel, Regression
 from consilience.tasks.task import Task
 
 LIKELIHOODS: dict[str, type[Task]] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}

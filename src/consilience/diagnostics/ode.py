@@ -234,7 +234,7 @@ class Path:
 def _check_field(task: Task, federation: Federation) -> None:
     if task.augment is not None:
         raise TaskError("this task changes its inputs at random, and so would its field: make one without augment=")
-    if any(part.key_names for part in task._parts.values()):
+    if task.networks.has_dropout:
         raise TaskError("this network has dropout, which makes its field random: set it to 0")
     if federation.steps > 1:
         raise DataError("this federation is a stream, whose field changes from round to round: use one step")

@@ -196,7 +196,7 @@ class Simulation(Session):
             round_size=self.cohort,
             seed=self._seed,
             dtype=self.task.dtype,
-            static=self.task.compiled,
+            static=self.task.execution.compiled,
             augment=self.task.augment,
             take=self.task.once(take),
             limit=limit,

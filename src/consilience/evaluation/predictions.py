@@ -8,7 +8,7 @@ from torch import Tensor
 from consilience.core.beliefs import Belief, Mixture, draws
 from consilience.core.gaussian import Gaussian
 from consilience.data.dataset import Dataset
-from consilience.tasks.likelihoods import Regression
+from consilience.tasks.supervised import Regression
 from consilience.tasks.task import Task
 
 

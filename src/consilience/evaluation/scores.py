@@ -116,7 +116,11 @@ def evaluate(
     clients: list[dict[str, Any]] = []
     if isinstance(test, Federation):
         clients = [
-            {"name": test.name(c), "examples": len(parts[c]), "metrics": task.scores(mean, targets[c], variance)}
+            {
+                "name": test.name(c),
+                "examples": len(parts[c]),
+                "metrics": task.likelihood.scores(mean, targets[c], variance),
+            }
             for c, (mean, variance) in found.items()
         ]
     name = None if outside is None else outside.name
@@ -133,7 +137,7 @@ def _score(
     """Scores, reliability bins and entropies of all clients' predictions together."""
     prediction = torch.cat([mean for mean, _ in parts])
     variances = [variance for _, variance in parts if variance is not None]
-    scores = task.scores(prediction, y, torch.cat(variances) if variances else None)
+    scores = task.likelihood.scores(prediction, y, torch.cat(variances) if variances else None)
     if task.kind != "classification":
         return scores, None, None
     entropies = Entropies(entropy(prediction), prediction.argmax(dim=1) == y, prediction.shape[1], outside)

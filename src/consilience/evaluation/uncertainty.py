@@ -14,7 +14,7 @@ from consilience.core.errors import TaskError
 from consilience.data.dataset import Dataset
 from consilience.evaluation.predictions import predict_each, predict_with_variance
 from consilience.metrics import auroc, entropy
-from consilience.tasks.likelihoods import Regression
+from consilience.tasks.supervised import Regression
 from consilience.tasks.task import Task
 
 BINS = 20

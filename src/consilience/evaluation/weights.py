@@ -52,7 +52,7 @@ def marginals(task: Task, q: Gaussian) -> dict[str, Any] | None:
 
 def _places(task: Task) -> list[Place]:
     start, found = task.slice().start, []
-    for name, shape in zip(task.names, task.shapes, strict=True):
+    for name, shape in zip(task.main.names, task.main.shapes, strict=True):
         found.append((name, slice(start, start + shape.numel()), shape))
         start += shape.numel()
     return found

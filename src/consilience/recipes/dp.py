@@ -11,7 +11,7 @@ from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.recipes.fedep import seeded
 from consilience.studies.compare import Comparison, Setting
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 NAME, TITLE = "dp-mnist", "MNIST at 6,000 clients with differential privacy"
 TEXT = (

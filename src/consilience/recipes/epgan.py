@@ -26,8 +26,9 @@ from consilience.recipes.fedep import seeded
 from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
 from consilience.studies.compare import Comparison, Row, Setting, compare
-from consilience.tasks.adversarial import Adversarial, LeastSquares, Objective
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.adversarial import Adversarial
+from consilience.tasks.objectives import LeastSquares, Objective
+from consilience.tasks.supervised import Classification
 
 GAN, BAYES, PROB, FEDAVG, F2AFED = "GAN", "BayesGAN", "ProbGAN", "FedAvg-GAN", "F2A"
 EPB, EP, MIXTURE, SPRING, SAMPLES = "EP-BGAN", "EP-ProbGAN", "Mixture-EP-ProbGAN", "EP-ProbGAN, f = 0", "EP, samples"

@@ -21,7 +21,7 @@ from consilience.recipes.base import Options, Recipe, compared
 from consilience.runs.run import Run
 from consilience.server.optimizers import Momentum, ServerOptimizer
 from consilience.studies.compare import Comparison, Setting
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 TEXT = (
     "All methods go on from the same rounds of FedAvg, with the same local optimiser and the same clients every round. "

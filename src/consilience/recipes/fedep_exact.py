@@ -26,7 +26,7 @@ from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe
 from consilience.runs.fit import fit
 from consilience.studies.compare import Comparison, Row
-from consilience.tasks.likelihoods import Regression
+from consilience.tasks.supervised import Regression
 from consilience.tasks.task import Task
 
 ENGINE = Simulator(device="cpu", chunk=5, workers=1, threads=1, precision="float64")

@@ -23,7 +23,7 @@ from consilience.recipes.base import Options, Recipe, finished
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
 from consilience.studies.compare import Comparison, Row
-from consilience.tasks.likelihoods import MultiLabel
+from consilience.tasks.supervised import MultiLabel
 
 TEXT = (
     "Bayesian logistic regression on 920 patients with the prior N(0, 1) for every weight. The reference is the "

@@ -12,7 +12,7 @@ from consilience.optim import SGD
 from consilience.recipes.fedep import Benchmark, published, seeded
 from consilience.server.optimizers import AdaGrad
 from consilience.studies.compare import Setting
-from consilience.tasks.likelihoods import MultiLabel
+from consilience.tasks.supervised import MultiLabel
 
 BATCH, WORDS, TAGS, TESTED = 100, 10_000, 500, 10_000
 CLIENTS, ALL_CLIENTS = 10_000, 342_477

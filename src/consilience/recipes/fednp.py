@@ -30,7 +30,7 @@ from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.recipes.fedep import published, seeded
 from consilience.studies.compare import Comparison, Setting
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 TEXT = (
     "All methods start from the same weights and do the same local work, with plain SGD: SCAFFOLD and FedDC know "

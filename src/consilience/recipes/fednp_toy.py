@@ -29,7 +29,7 @@ from consilience.runs.fit import fit
 from consilience.runs.run import Run
 from consilience.studies.compare import Comparison, Row, paired_test
 from consilience.studies.tune import Settings, with_settings
-from consilience.tasks.likelihoods import Regression
+from consilience.tasks.supervised import Regression
 
 PIECES = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))
 TRUTH = torch.tensor([5.0, 2.0, -1.0, 0.0], dtype=torch.float64)

@@ -15,7 +15,7 @@ from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.runs.run import Run
 from consilience.studies.compare import Comparison, Setting
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 TEXT = (
     "Cleveland, Hungary, Switzerland and Long Beach each hold the records of their own patients, with different "

@@ -35,7 +35,7 @@ from consilience.runs.run import Run
 from consilience.server.optimizers import Adam
 from consilience.studies.compare import Comparison, Row
 from consilience.studies.distil import distil
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 from consilience.tasks.task import Task
 
 Scores = dict[str, dict[str, float]]  # by method and metric

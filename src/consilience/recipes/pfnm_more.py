@@ -29,7 +29,7 @@ from consilience.recipes.pfnm import (
     trained,
 )
 from consilience.studies.compare import Comparison, Setting
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 VARIANCES, PRIOR_VARIANCES, MASSES = (0.1, 0.3, 1.0, 3.0), (1.0, 10.0, 100.0), (1e-3, 1.0, 50.0)
 

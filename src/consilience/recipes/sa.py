@@ -22,7 +22,7 @@ from consilience.recipes.fedep import seeded
 from consilience.runs.directory import Storage
 from consilience.runs.run import Run
 from consilience.studies.compare import Comparison, Row, Setting, compare
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 CLIENTS, TAIL = 10, 20  # the last rounds, whose scores say how smooth a curve is
 TRAIN = SGD(lr=0.1, epochs=5, batch_size=16)

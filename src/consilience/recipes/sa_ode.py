@@ -25,7 +25,7 @@ from consilience.recipes import fedep_hospitals
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.runs.fit import fit
 from consilience.studies.compare import Comparison, Row
-from consilience.tasks.likelihoods import Regression
+from consilience.tasks.supervised import Regression
 from consilience.tasks.task import Task
 
 ENGINE = Simulator(device="cpu", chunk=4, workers=1, threads=1, precision="float64")
@@ -50,7 +50,7 @@ class Measured(Regression):
     def loss_one(self, theta: Tensor, batch: Batch) -> Tensor:
         """The mean loss of a batch with new targets."""
         return super().loss_one(
-            theta, replace(batch, y=batch.y + SIGMA * self.draw(torch.zeros_like(batch.y), batch.key))
+            theta, replace(batch, y=batch.y + SIGMA * self.likelihood.draw(torch.zeros_like(batch.y), batch.key))
         )
 
 

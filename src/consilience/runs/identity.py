@@ -51,7 +51,7 @@ def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, se
 
 def _contents(task: Task, data: Dataset) -> dict[str, int]:
     """Checksums of all examples, of their scaling, and of the module's frozen parameters."""
-    found = {"inputs": [data.x], "frozen": task.fixed()}
+    found = {"inputs": [data.x], "frozen": task.layout.fixed()}
     found |= {name: [t] for name, t in (("scale", data.scale), ("shift", data.shift)) if t is not None}
     return {name: _crc(*tensors) for name, tensors in found.items() if tensors}
 

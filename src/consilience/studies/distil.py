@@ -17,20 +17,20 @@ from consilience.evaluation.predictions import predict
 from consilience.optim import Chain
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Categorical, Classification, Supervised
 
 
-class Imitation(Classification):
+class Imitation(Categorical):
     """Cross-entropy −Σ_c t_c log softmax(f(x))_c to a teacher's probabilities t."""
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy to the teacher."""
         return -(y * F.log_softmax(output, dim=-1)).sum(-1)
 
-    def fits(self, output: Tensor, data: Dataset) -> None:
+    def check(self, output: Tensor, data: Dataset) -> None:
         """A probability for every output; test data has labels."""
         if data.y.dim() == 1:
-            super().fits(output, data)
+            super().check(output, data)
         elif output.shape[1:] != data.y.shape[1:]:
             raise DataError(f"the student has {output.shape[-1]} outputs, its teacher {data.y.shape[-1]}")
 
@@ -46,6 +46,9 @@ def distil(teacher: Run, student: nn.Module, train: Chain = ONE_SHOT, **options:
     data = replace(federation.data, y=soft, name=f"{federation.data.name}, imitated")
     augment = teacher.task.augment
     run = fit(
-        Pooled(train), Imitation(student, augment=augment), replace(federation, data=data), **{"rounds": 1} | options
+        Pooled(train),
+        Supervised(student, Imitation(), augment=augment),
+        replace(federation, data=data),
+        **{"rounds": 1} | options,
     )
     return replace(run, task=Classification(student, augment=augment).prepare(run.task.device, run.task.dtype))

@@ -112,8 +112,8 @@ class Adversarial(Task):
 
     @property
     def _blocks(self) -> list[tuple[int, int]]:
-        """(samples, parameters of each) of the generators' own and shared layers, then of the discriminators' shared and
-        own ones."""
+        """(samples, parameters of each) of the generators' own and shared layers, then of the discriminators' shared
+        and own ones."""
         main, *others = (self.layout.parts[name] for name in (MAIN, TRUNK, HEADS))
         own = sum(size for name, size in zip(main.names, main.sizes, strict=True) if name.startswith("heads."))
         shared, trunk, heads = main.size - own, *(part.size for part in others)

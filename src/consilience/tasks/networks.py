@@ -97,8 +97,8 @@ class Networks:
         return new
 
     def call(self, part: str, theta: Tensor, *args: Tensor, key: Tensor | None = None, exact: bool = False) -> Any:
-        """The output of a part on any arguments; with a key, in training (dropout acts). `exact` computes in the type of
-        θ, for small networks whose digits matter."""
+        """The output of a part on any arguments; with a key, in training (dropout acts). `exact` computes in the type
+        of θ, for small networks whose digits matter."""
         network, weights = self.functions[part], self.layout.parts[part].weights
         if exact or not self.execution.bf16:
             return network(weights(theta, theta.dtype), args, key)

@@ -21,7 +21,7 @@ from consilience.data.augment import Augmentation
 from consilience.data.batch import Batch
 from consilience.data.dataset import Dataset
 from consilience.tasks import fisher
-from consilience.tasks.layout import MAIN, Layout
+from consilience.tasks.layout import MAIN, Layout, Part
 from consilience.tasks.likelihoods import Likelihood
 from consilience.tasks.networks import Networks
 
@@ -84,7 +84,7 @@ class Task(ABC):
         if self._likelihood is None:
             raise TaskError(
                 f"this method needs a likelihood of labels, and the task is {self.kind}. FedGAN, ProbGAN and EPGAN are "
-                "made for generators; methods that need gradients only (FedAvg, FedProx, SCAFFOLD, FedEP) learn them, too"
+                "made for GANs; methods that need gradients only (FedAvg, FedProx, SCAFFOLD, FedEP) learn them, too"
             )
         return self._likelihood
 
@@ -112,9 +112,14 @@ class Task(ABC):
         return self.layout.size
 
     @property
+    def main(self) -> Part:
+        """The part of the user's network."""
+        return self.networks.layout.main
+
+    @property
     def module(self) -> nn.Module:
         """The user's network (a copy, with its initial weights)."""
-        return self.layout.main.module
+        return self.main.module
 
     def part(self, name: str) -> nn.Module:
         """The network of a part, with its initial weights."""

@@ -129,7 +129,7 @@ def test_f_may_hear_losses_and_they_hear_of_it():
     task = adapted(method)
     theta, batch, mean, var = case(task)
     real, parts = int(batch.w.sum()), task.split(theta)
-    losses = task.losses(task.apply_one(theta, batch.x), batch.y)[:real]
+    losses = task.likelihood.losses(task.apply_one(theta, batch.x), batch.y)[:real]
     w1, b1, w2, b2 = parts[SIGNAL].split([2, 2, 2 * D, D])
     heard = ((losses.unsqueeze(1) * w1 + b1).tanh() @ w2.view(D, 2).T + b2).mean(0)
     torch.testing.assert_close(method.heard(task, parts, batch, None)[0], heard, **EXACT)
@@ -457,7 +457,7 @@ def test_the_user_gets_a_plain_module_back():
     task, train, test = blobs()
     run = learn(fednp(), task, train, rounds=10)
     assert isinstance(run.posterior, cs.Point)
-    assert [name for name, _ in run.model.named_parameters()] == task.names
+    assert [name for name, _ in run.model.named_parameters()] == task.main.names
     x = test.data.x
     torch.testing.assert_close(run.model.double()(x.double()).softmax(-1), run.predict(x.double()), rtol=0, atol=1e-6)
     assert run.evaluate(test.data).point["accuracy"] > 0.9
@@ -482,7 +482,7 @@ def test_the_layer_can_be_chosen(layer, weights):
     leash = [fednp(strength=strength, layer=layer, detach=True) for strength in (0.0, 1.0)]
     rows = [tree_map(lambda t: t[None], part) for part in (theta, batch, mean, var)]
     change = torch.sub(*(extended.gradient(one.loss)(*rows)[0][0] for one in leash))
-    pulled = [name for name in task.names if change[extended.slice(parameter=name)].any()]
+    pulled = [name for name in task.main.names if change[extended.slice(parameter=name)].any()]
     assert pulled == [f"{layer or 2}.weight"]
     learn(method, task, train, rounds=2)
 
@@ -649,7 +649,7 @@ def test_compiled_a_run_is_the_same():
         )
         for how in (False, True)
     )
-    assert compiled.task.compiled
+    assert compiled.task.execution.compiled
     torch.testing.assert_close(compiled.posterior.mean, plain.posterior.mean, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(compiled.server.q.eta, plain.server.q.eta, rtol=1e-8, atol=1e-10)
     assert not any("compiled code refused" in line["guards"] for line in compiled.history)

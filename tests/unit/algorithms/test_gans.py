@@ -15,7 +15,7 @@ from consilience.core.errors import ConfigError
 from consilience.core.records import rows
 from consilience.data.cohort import Cohort
 from consilience.tasks.adversarial import HEADS
-from consilience.tasks.task import MAIN
+from consilience.tasks.layout import MAIN
 from support.games import EXACT, NEARLY, ByHand, both_gradients, game, group, learn, points, weights
 
 ADAM = cs.optim.Adam(lr=0.02, beta1=0.5, batch_size=4, epochs=2)

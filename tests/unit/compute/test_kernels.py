@@ -14,8 +14,8 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 import consilience as cs
-from consilience.compute.layers import MatmulConv2d, PixelGroupNorm, PixelMean, use_kernels, use_matmul_convolutions
-from consilience.compute.vectorize import Replay, _Step
+from consilience.compute.products import MatmulConv2d, PixelGroupNorm, PixelMean, use_kernels, use_matmul_convolutions
+from consilience.compute.replay import Replay, Step
 from consilience.data import Compose, Crop, Flip
 from consilience.data.cohort import take
 from consilience.models import resnet18
@@ -221,17 +221,17 @@ def compile(kernel, grid, *args, num_warps, num_stages=3, **constants):
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     print(kernel.__name__, made.metadata.shared)
 
-kernels._launch = compile
+kernels.convolution.launch = kernels.norm.launch = compile
 images, few = (torch.empty(2, 2, 8, 8, c, dtype=torch.bfloat16) for c in (64, 3))
 kernel, first = (torch.empty(2, 64, 3, 3, c, dtype=torch.bfloat16) for c in (64, 3))
 weight = torch.empty(2, 64, dtype=torch.bfloat16)
 kernels.convolve(images, kernel, 1, 1)
 kernels.convolve(few, first, 1, 1)
-kernels.convolve_back(images, kernel, 16, 16, 2, 1)
-kernels.convolve_meet(images, images, 3, 3, 1, 1)
-kernels.convolve_meet(images, few, 3, 3, 1, 1)
+kernels.convolve_images_grad(images, kernel, 16, 16, 2, 1)
+kernels.convolve_kernels_grad(images, images, 3, 3, 1, 1)
+kernels.convolve_kernels_grad(images, few, 3, 3, 1, 1)
 _, means, scales = kernels.normalise(images, weight, weight, 2, 1e-5, True)
-kernels.normalise_back(images, images, weight, weight, means, scales, True)
+kernels.normalise_grad(images, images, weight, weight, means, scales, True)
 """
 
 
@@ -241,7 +241,7 @@ def test_kernels_can_be_compiled_for_an_h200(tmp_path):
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     made = [line.split() for line in done.stdout.splitlines()]
-    assert [name for name, _ in made] == ["_gather"] * 3 + ["_meet"] * 2 + ["_norm", "_norm_back"]
+    assert [name for name, _ in made] == ["_gather"] * 3 + ["_kernels_grad"] * 2 + ["_norm", "_norm_grad"]
     assert all(int(shared) <= 227 * 1024 for _, shared in made)
 
 
@@ -277,7 +277,7 @@ def test_a_step_with_too_little_memory_to_be_recorded_is_taken_as_it_comes(when,
     def advance(theta, slope, rate):
         theta -= rate * slope
 
-    replay = Replay(_Step(gradient, advance), torch.device("cuda"))
+    replay = Replay(Step(gradient, advance), torch.device("cuda"))
     theta, batch = torch.ones(3, 4, device="cuda"), torch.full((3, 1), 0.5, device="cuda")
     losses = [float(replay(theta, batch, (), (), (), (0.1,))[0]) for _ in range(3)]
     assert losses == pytest.approx([4, 3, 2.2])

@@ -7,20 +7,18 @@ from torch.func import functional_call, grad, vmap
 
 from consilience.compute.layers import (
     KeyedDropout,
-    MatmulConv2d,
-    MatmulConvTranspose2d,
     freeze_batchnorm,
     replace_batchnorm,
-    use_matmul_convolutions,
     with_keyed_dropout,
 )
+from consilience.compute.products import MatmulConv2d, MatmulConvTranspose2d, use_matmul_convolutions
 from consilience.core import keys
 from consilience.core.errors import TaskError
 from consilience.core.records import rows
 from consilience.data import Dataset
 from consilience.data.batch import Batch
 from consilience.models import dcgan_discriminator, dcgan_generator
-from consilience.tasks.likelihoods import Classification, Regression
+from consilience.tasks.supervised import Classification, Regression
 
 
 def batch(clients, size, *shape, classes=3, seed=0):

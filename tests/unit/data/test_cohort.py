@@ -3,11 +3,11 @@ import torch
 from torch import nn
 
 from consilience.algorithms.shared.alone import own_start
-from consilience.compute.vectorize import Checked
+from consilience.compute.compiler import Checked
 from consilience.core.gaussian import Gaussian
 from consilience.data import Compose, Crop, Dataset, Federation, Flip
 from consilience.data.cohort import Cohort, take
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 SIZES = [333, 100, 41, 20, 19, 7, 2, 1, 1]
 
@@ -380,8 +380,8 @@ def test_a_clients_own_start_depends_on_seed_round_and_client_only():
 
 def test_an_own_start_is_drawn_like_the_modules_weights_and_keeps_its_vectors():
     task, group = network(), cohort()
-    sizes = [shape.numel() for shape in task.shapes]
-    parts = zip(task.initial().split(sizes), own_start(task, group).split(sizes, dim=1), task.shapes, strict=True)
+    sizes = [shape.numel() for shape in task.main.shapes]
+    parts = zip(task.initial().split(sizes), own_start(task, group).split(sizes, dim=1), task.main.shapes, strict=True)
     for initial, started, shape in parts:
         if len(shape) == 1:  # biases, and the scales of a norm
             assert torch.equal(started, initial.expand(len(group), -1))

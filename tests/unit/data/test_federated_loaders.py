@@ -15,7 +15,7 @@ from consilience.core.errors import ConfigError, DataError
 from consilience.data import load, partition
 from consilience.data.loaders import stackoverflow
 from consilience.models import MODELS, bag_of_words
-from consilience.tasks.likelihoods import MultiLabel
+from consilience.tasks.supervised import MultiLabel
 from support.published import (
     USERS,
     WORDS,
@@ -362,7 +362,7 @@ def test_bag_of_words_has_the_same_gradient_under_vmap():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bag_of_words_follows_the_tasks_dtype_and_has_the_fast_fisher(dtype):
     task = MultiLabel(bag_of_words((9,), 3, vocabulary=4)).prepare(dtype=dtype)
-    assert task.only_linear
+    assert task.networks.only_linear
     assert task.apply_one(task.initial(), texts()).dtype == dtype
 
 

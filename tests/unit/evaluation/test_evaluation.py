@@ -51,7 +51,7 @@ def learned() -> tuple[cs.Classification, cs.Gaussian, cs.Dataset]:
     theta = torch.zeros(task.size, dtype=torch.float64)
 
     def energy(theta: Tensor) -> Tensor:
-        return task.losses(task.apply_one(theta, x), train.data.y).sum() + 0.5 * theta.square().sum()
+        return task.likelihood.losses(task.apply_one(theta, x), train.data.y).sum() + 0.5 * theta.square().sum()
 
     for _ in range(20):
         theta = theta - torch.linalg.solve(hessian(energy, theta), torch.func.grad(energy)(theta))

@@ -22,7 +22,7 @@ from consilience.models import (
     mlp_generator,
     resnet9,
 )
-from consilience.tasks.likelihoods import Classification
+from consilience.tasks.supervised import Classification
 
 
 def parameters(module):

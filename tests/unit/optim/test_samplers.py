@@ -12,7 +12,7 @@ from consilience.core.gaussian import Gaussian
 from consilience.data import Dataset, Federation
 from consilience.data.cohort import Cohort
 from consilience.optim import SGD, SGHMC, SGLD
-from consilience.tasks.likelihoods import Regression
+from consilience.tasks.supervised import Regression
 from support.training import EXACT, SIZES, walk, world
 
 SETTINGS = {"lr": 0.1, "batch_size": 5, "epochs": 2}

@@ -1206,7 +1206,7 @@ def test_a_posterior_s_weights_are_summarised_at_the_end(tmp_path: Path, infer: 
     run = fit(cs.FedEP(infer), task, train, test=test, out=tmp_path)
     found = json.loads((tmp_path / "evaluation.json").read_text())["posterior"]
     assert found["weights"] == task.size
-    assert [tensor["name"] for tensor in found["tensors"]] == task.names
+    assert [tensor["name"] for tensor in found["tensors"]] == task.main.names
     assert found["examples"][0]["mean"] == pytest.approx(run.posterior.mean[0].item())
 
 

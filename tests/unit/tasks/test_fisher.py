@@ -3,11 +3,12 @@ import torch
 from torch import nn
 from torch.func import vmap
 
+from consilience.compute.taps import only_linear
 from consilience.core import keys
 from consilience.core.records import rows
 from consilience.data.batch import Batch
 from consilience.tasks import fisher
-from consilience.tasks.likelihoods import Classification, MultiLabel, Regression
+from consilience.tasks.supervised import Classification, MultiLabel, Regression
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -117,13 +118,18 @@ def problem(module, shape, clients, kind="classification", size=9, dtype=torch.f
     return task, theta, Batch(x, torch.zeros(clients, size, dtype=torch.int64), w, key)
 
 
+def rule(of):
+    """A rule of Fisher information as a function of the task."""
+    return lambda task, theta, batch: of(task.networks, task.likelihood, theta, batch)
+
+
 def by_loop(task, theta, batch):
     """The definition, one example after the other, by autograd on a flat leaf; padding left out."""
     theta = theta.clone().requires_grad_()
-    y = task.draw(task.apply_one(theta, batch.x).detach(), keys.mix(batch.key ^ 0x5EED))
+    y = task.likelihood.draw(task.apply_one(theta, batch.x).detach(), keys.mix(batch.key ^ 0x5EED))
     total, count = torch.zeros_like(theta), int(batch.w.sum())
     for i in range(count):
-        loss = task.losses(task.apply_one(theta, batch.x[i : i + 1]), y[i : i + 1]).sum()
+        loss = task.likelihood.losses(task.apply_one(theta, batch.x[i : i + 1]), y[i : i + 1]).sum()
         (slope,) = torch.autograd.grad(loss, theta)
         total += slope.square()
     return (total / count).detach()
@@ -145,7 +151,7 @@ def test_fisher_is_the_mean_of_squared_gradients(name, clients):
 @pytest.mark.parametrize("name", FAST)
 def test_the_fast_rule_is_the_naive_one(name, kind, clients):
     task, theta, batch = problem(*FAST[name], clients, kind)
-    fast, naive = (task.vectorize(rule)(theta, batch) for rule in (fisher.by_layers, fisher.by_examples))
+    fast, naive = (task.vectorize(rule(kind))(theta, batch) for kind in (fisher.by_layers, fisher.by_examples))
     torch.testing.assert_close(fast, naive, **EXACT)
     assert bool((naive > 0).any())
 
@@ -154,19 +160,19 @@ def test_the_fast_rule_is_the_naive_one(name, kind, clients):
 def test_networks_of_linear_layers_take_the_fast_rule(name):
     module, shape = FAST[name]
     task, theta, batch = problem(module, shape, 1)
-    assert task.only_linear
-    assert fisher.by_layers(task, theta[0], rows(batch, 0)) is not None
+    assert task.networks.only_linear
+    assert rule(fisher.by_layers)(task, theta[0], rows(batch, 0)) is not None
 
 
 @pytest.mark.parametrize("name", NAIVE)
 def test_other_networks_take_the_naive_rule(name):
-    assert not fisher.only_linear(NAIVE[name][0]())
+    assert not only_linear(NAIVE[name][0]())
 
 
 @pytest.mark.parametrize("name", LATE)
 def test_layers_that_see_more_than_one_row_an_example_take_the_naive_rule(name):
     task, theta, batch = problem(*LATE[name], 1)
-    assert fisher.by_layers(task, theta[0], rows(batch, 0)) is None
+    assert rule(fisher.by_layers)(task, theta[0], rows(batch, 0)) is None
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv"])
@@ -226,7 +232,9 @@ def test_taps_are_shut_again():
     before = task.apply_one(theta[0], x)
     task.fisher(theta, batch)
     assert torch.equal(task.apply_one(theta[0], x), before)
-    assert all(tap.input is None and tap.offset is None for tap in task._parts["main"].evaluation[1].values())
+    assert all(
+        tap.input is None and tap.offset is None for tap in task.networks.functions["main"].evaluation[1].values()
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv"])
@@ -234,7 +242,7 @@ def test_both_rules_can_be_compiled(name):
     task, theta, batch = problem(*(FAST | NAIVE)[name], 3)
 
     def information(theta, batch):
-        return vmap(task.fisher_one)(theta, batch)
+        return vmap(lambda *one: rule(fisher.diagonal)(task, *one))(theta, batch)
 
     compiled = torch.compile(information, backend="eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close(compiled(theta, batch), task.fisher(theta, batch), **EXACT)

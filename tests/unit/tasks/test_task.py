@@ -13,7 +13,7 @@ from consilience.core.errors import DataError, TaskError
 from consilience.core.records import rows
 from consilience.data import Dataset
 from consilience.data.batch import Batch
-from consilience.tasks.likelihoods import Classification, MultiLabel, Regression
+from consilience.tasks.supervised import Bernoulli, Categorical, Classification, MultiLabel, Normal, Regression
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -114,7 +114,7 @@ def test_regression_takes_targets_without_a_second_axis():
     data = Dataset(torch.randn(6, 4), torch.randn(6))
     task.check(data)
     y = torch.tensor([1.0, 2.0, 3.0])
-    torch.testing.assert_close(task.losses(torch.zeros(3), y), y.square() / 2)
+    torch.testing.assert_close(task.likelihood.losses(torch.zeros(3), y), y.square() / 2)
 
 
 def anchored(task, theta, batch, anchor, strength):
@@ -260,7 +260,7 @@ def test_features_are_the_input_of_the_last_linear_layer(module, trained):
     x = torch.randn(6, *((1, 5, 5) if module is net else (4,))).double()
     key = keys.key(0, purpose="features") if trained else None
     features, output = task.features_one(theta, x, key)
-    head = task.release(theta).double().get_submodule(task.head)
+    head = task.release(theta).double().get_submodule(task.main.head)
     torch.testing.assert_close(head(features), output, **EXACT)
     torch.testing.assert_close(output, task.apply_one(theta, x, key), **EXACT)
 
@@ -310,7 +310,7 @@ def test_methods_that_hear_features_learn_from_sequences(method):
 
 def test_a_network_without_a_linear_layer_has_no_features():
     task = Classification(nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten()))
-    assert task.head is None
+    assert task.main.head is None
     with pytest.raises(TaskError, match="no linear layer"):
         task.features_one(task.initial(), torch.ones(1, 1, 2, 2))
 
@@ -320,7 +320,7 @@ def test_taps_are_shut_again_when_a_forward_fails():
     with pytest.raises(RuntimeError):
         task.features_one(task.initial(), torch.ones(1, 2, 2))
     task.apply_one(task.initial(), torch.ones(1, 1, 5, 5))
-    assert all(tap.input is None for tap in task._parts["main"].evaluation[1].values())
+    assert all(tap.input is None for tap in task.networks.functions["main"].evaluation[1].values())
 
 
 def test_the_release_computes_what_the_task_does():
@@ -344,7 +344,7 @@ def test_predictions_are_the_mean_of_the_likelihood(kind):
 
 def test_drawn_labels_have_the_probabilities_of_the_model():
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0]]).expand(40_000, -1).double()
-    y = Classification(mlp()).draw(logits, keys.key(0, purpose="draw"))
+    y = Categorical().draw(logits, keys.key(0, purpose="draw"))
     assert y.dtype == torch.int64
     expected = logits[0].softmax(-1) * len(logits)
     assert stats.chisquare(y.bincount(minlength=4).numpy(), expected.numpy()).pvalue > 1e-3
@@ -354,20 +354,20 @@ def test_a_certain_class_is_always_drawn():
     for winner in range(4):
         logits = torch.full((1000, 4), -200.0)
         logits[:, winner] = 200.0
-        assert bool((Classification(mlp()).draw(logits, keys.key(winner, purpose="draw")) == winner).all())
+        assert bool((Categorical().draw(logits, keys.key(winner, purpose="draw")) == winner).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_drawn_regressions_have_the_noise_of_the_model(dtype):
     output = torch.linspace(-3, 3, 40_000, dtype=dtype).view(-1, 2)
-    y = Regression(mlp(), noise=0.3).draw(output, keys.key(0, purpose="draw"))
+    y = Normal(0.3).draw(output, keys.key(0, purpose="draw"))
     assert bool(y.isfinite().all())
     assert stats.kstest(((y - output) / 0.3).flatten().double().numpy(), "norm").pvalue > 1e-3
 
 
 def test_drawn_labels_are_independent_coins():
     logits = torch.tensor([[0.0, 1.5, -2.0]]).expand(40_000, -1).double()
-    y = MultiLabel(mlp()).draw(logits, keys.key(0, purpose="draw"))
+    y = Bernoulli().draw(logits, keys.key(0, purpose="draw"))
     p = logits[0].sigmoid()
     assert bool((((y.mean(0) - p).abs()) < 5 * (p * (1 - p) / len(y)).sqrt()).all())
     assert float((torch.corrcoef(y.T) - torch.eye(3)).abs().max()) < 5 / len(y) ** 0.5
@@ -377,7 +377,7 @@ def test_drawn_labels_are_independent_coins():
 def test_a_client_draws_the_same_in_every_cohort_and_padding(kind):
     task, theta, batch = problem(kind, 1)
     output = task.apply_one(theta[0], batch.x[0])
-    assert torch.equal(task.draw(output, batch.key[0])[:3], task.draw(output[:3], batch.key[0]))
+    assert torch.equal(task.likelihood.draw(output, batch.key[0])[:3], task.likelihood.draw(output[:3], batch.key[0]))
 
 
 @pytest.mark.usefixtures("_plain_kernels")
@@ -461,7 +461,7 @@ def test_tasks_that_make_no_sense_are_refused():
 def penalised(task, theta, batch):
     """Features, dropout and data loss: all that compiled code must understand."""
     features, output = task.features_one(theta, batch.x, batch.key)
-    return (task.losses(output, batch.y) * batch.w).sum() / batch.w.sum() + features.square().mean()
+    return (task.likelihood.losses(output, batch.y) * batch.w).sum() / batch.w.sum() + features.square().mean()
 
 
 @pytest.mark.slow
@@ -490,8 +490,8 @@ def test_compiled_sizes_are_the_chunk_and_its_halves():
     task, *_ = problem("classification", 1)
     for chunk, sizes in [(8, [1, 2, 4, 4, 8, 8, 8, 8]), (10, [2, 2, 3, 5, 5, 10, 10, 10, 10, 10])]:
         cohorts = task.prepare(chunk=chunk).gradient()
-        assert [cohorts._bucket(k) for k in range(2, chunk + 1)] == sizes[1:]
-    assert task.prepare(chunk=4).gradient()._bucket(9) == 9
+        assert [cohorts.bucket(k) for k in range(2, chunk + 1)] == sizes[1:]
+    assert task.prepare(chunk=4).gradient().bucket(9) == 9
 
 
 @pytest.mark.parametrize("clients", [1, 3])

@@ -16,7 +16,7 @@ from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
 from consilience.optim.chain import Memory
 from consilience.tasks.adversarial import HEADS, TRUNK, Adversarial
-from consilience.tasks.task import MAIN
+from consilience.tasks.layout import MAIN
 
 
 @record

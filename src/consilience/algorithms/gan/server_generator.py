@@ -18,7 +18,8 @@ from consilience.data.cohort import Cohort
 from consilience.optim import Adam, Chain
 from consilience.optim.chain import Memory
 from consilience.tasks.adversarial import Adversarial
-from consilience.tasks.task import MAIN, Task
+from consilience.tasks.layout import MAIN
+from consilience.tasks.task import Task
 
 SHORT = Adam(lr=3e-4, beta1=0.5, batch_size=128, longest=6)  # the papers' six steps a round
 

@@ -73,7 +73,9 @@ def own_start(task: Task, cohort: Cohort) -> Tensor:
     """Every client's own initial weights [K, P]: weight matrices are drawn with the mean and deviation that they
     have in the module, vectors (biases) are as they are there."""
     initial = task.initial()
-    parts = list(zip(initial.split_with_sizes([shape.numel() for shape in task.shapes]), task.shapes, strict=True))
+    parts = list(
+        zip(initial.split_with_sizes([shape.numel() for shape in task.main.shapes]), task.main.shapes, strict=True)
+    )
     centre = torch.cat([part.mean().expand_as(part) if len(shape) > 1 else part for part, shape in parts])
     spread = torch.cat(
         [part.std(correction=0).expand_as(part) if len(shape) > 1 else torch.zeros_like(part) for part, shape in parts]

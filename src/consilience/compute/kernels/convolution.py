@@ -102,7 +102,7 @@ def _kernels_grad(
     DOWN: tl.constexpr, PAD: tl.constexpr, FLAT: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """A block of BN × BC of the kernels' gradient [K, N, KH · KW · C]: the gradients in the result [K, B, TALL, WIDE, N]
+    """A block of BN × BC of the gradient in the kernels [K, N, KH · KW · C]: that in the result [K, B, TALL, WIDE, N]
     times neighbourhoods of images [K, B, H, W, C], over a share of all pixels."""
     block, share, client = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     blocks_n: tl.constexpr = (N + BN - 1) // BN
@@ -131,7 +131,6 @@ def _kernels_grad(
         total = tl.dot(tl.trans(g), a, total)
     fits = (n < N)[:, None] & (place < KH * KW * C)[None, :]
     tl.store(result + n[:, None] * (KH * KW * C) + place[None, :], total.to(result.dtype.element_ty), mask=fits)
-
 
 
 def _chunk(channels: int) -> int:
@@ -192,9 +191,9 @@ def convolve_kernels_grad(grads: Tensor, images: Tensor, tall: int, wide: int, s
     form = (clients, made, tall, wide, channels)
     result = images.new_empty(shares, *form, dtype=torch.float32 if shares > 1 else images.dtype)
     launch(
-        _kernels_grad, (columns, shares, clients), grads.contiguous(), images.contiguous(), result, batch, height, width,
-        share, result[0].numel(), TALL=out_tall, WIDE=out_wide, C=channels, N=made, KH=tall, KW=wide, DOWN=stride,
-        PAD=padding, FLAT=not chunk, BN=bn, BC=bc, BP=bp, num_warps=4, num_stages=3,
+        _kernels_grad, (columns, shares, clients), grads.contiguous(), images.contiguous(), result, batch, height,
+        width, share, result[0].numel(), TALL=out_tall, WIDE=out_wide, C=channels, N=made, KH=tall, KW=wide,
+        DOWN=stride, PAD=padding, FLAT=not chunk, BN=bn, BC=bc, BP=bp, num_warps=4, num_stages=3,
     )  # fmt: skip
     return result[0] if shares == 1 else result.sum(0).to(images.dtype)
 
@@ -233,7 +232,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.how = inputs[-2:]  # stride and padding
 
 
-
 def _over_clients(op: Any) -> Any:
     """The rule of an operator for `vmap`: the new axis joins the clients, or the batch if all use the same kernel."""
 
@@ -242,8 +240,7 @@ def _over_clients(op: Any) -> Any:
         if dims[1] is None and dims[0] is not None and op is not convolve_kernels_grad:
             images = a.movedim(dims[0], 1)  # [K, V, B, ...]
             return op(images.flatten(1, 2), b, *how).unflatten(1, (count, images.shape[2])), 1
-        joined = joined(count, dims, a, b)
-        return op(*joined, *how).unflatten(0, (count, -1)), 0
+        return op(*joined(count, dims, a, b), *how).unflatten(0, (count, -1)), 0
 
     return rule
 
