@@ -1,4 +1,4 @@
-"""Reports in a real browser: nothing is complained about, tables sort, and a phone need not scroll sideways."""
+"""Reports in a real browser: an empty console, tables that sort, no sideways scrolling on a phone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,3 +139,11 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[str, str], name: str) -> N
     page = re.sub(r"<a [^>]*>", "", pages[name])  # links in text lead elsewhere
     assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
     assert not re.search(r"url\(\s*['\"]?(?:https?:)?//|@import", page)
+
+
+def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
+    run = make_run(tmp_path, classes=10)
+    (run / "evaluation.json").write_text(json.dumps(evaluation()))
+    here = write_report(run).read_bytes()
+    subprocess.run([sys.executable, "-m", "consilience", "report", str(run)], check=True, capture_output=True)
+    assert (run / "report.html").read_bytes() == here

@@ -81,10 +81,11 @@ def difference_section(entries: Sequence[dict[str, Any]], methods: Sequence[str]
     plots = [Plot(_forest(metric, rows, methods), better(metric)) for metric, rows in groups]
     rows = [_difference_row(metric, entry, group) for metric, group in groups for entry in group]
     clear = sum(_is_clear(entry) for entry in entries)
-    about = (
-        f"{clear} of {text.plural(len(entries), 'difference')} {'is' if clear == 1 else 'are'} significant: the 95 % "
-        "interval excludes 0. A difference is the first method's mean minus the second's, over the same seeds."
-    )
+    verdict = f"{clear} of {text.plural(len(entries), 'difference')} {'is' if clear == 1 else 'are'} significant: the "
+    verdict += "95 % interval excludes 0."
+    if all(_interval(entry)[0] is None for entry in entries):
+        verdict = "There are too few seeds for 95 % intervals."
+    about = f"{verdict} A difference is the first method's mean minus the second's, over the same seeds."
     head = ["method", "versus", "metric", "difference", "95 % interval", "p", "seeds"]
     tables = [Table(head, rows, "Bold: the 95 % interval excludes 0.")] if rows else []
     return Section("Differences", about, plots=plots, tables=tables)

@@ -1,11 +1,9 @@
-"""Pictures: every pixel where it belongs, and every word on the page as it was written."""
+"""Pictures: maps, grids of images, and tables of both."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ import torch
 from consilience.core.errors import ConsilienceError
 from consilience.figures import pictures
 from consilience.figures.pictures import GAP, Picture, Pictures, Row, heat, photo
-from support.pages import HOSTILE, Tags, check_page, make_figure, report, with_figures
 from support.pictures import BLANK, HIGH, LOW, MIDDLE, WHITE, at, brightness, pixels, tile
 
 NAN = float("nan")
@@ -148,7 +145,7 @@ def test_bytes_are_not_taken_for_numbers_from_nought_to_one() -> None:
         photo(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), columns=1)
 
 
-# On a page
+# Tables of pictures
 
 
 def figure(title: str = "Maps", label: str = "first") -> Pictures:
@@ -160,48 +157,6 @@ def figure(title: str = "Maps", label: str = "first") -> Pictures:
 def test_pictures_come_back_from_json_as_they_were() -> None:
     assert pictures.read(json.loads(json.dumps(asdict(figure())))) == figure()
     assert pictures.read({"rows": []}) == Pictures("", "", [], [])
-
-
-def test_pictures_and_panels_are_side_by_side_in_a_comparison(tmp_path: Path) -> None:
-    page = report(with_figures(tmp_path, make_figure(), figure(), make_figure("Again")))
-    check_page(page)
-    assert Tags(page).headings == ["Results", "Two beliefs", "Maps", "Again"]
-    assert page.count('<figure class="wide">') == 3
-    for shown in ("<b>FedAvg</b>", "<b>first column</b>", '"label">second<', "<small>note of first</small>"):
-        assert page.count(shown) == 1, shown
-    assert "<figcaption>A caption of first.</figcaption>" in page
-
-
-def test_a_page_holds_every_picture_where_it_belongs(tmp_path: Path) -> None:
-    shown = figure()
-    page = report(with_figures(tmp_path, shown))
-    (grid,) = re.findall(r'<div class="grid.*?</figure>', page, re.DOTALL)
-    cells = re.findall(r"<div>(.*?)</div>", grid)
-    found = [re.findall(r'<img src="data:image/png;base64,([^"]*)" alt="([^"]*)">', cell) for cell in cells]
-    first, second = shown.rows[0].cells[0], shown.rows[1].cells[1]
-    assert first is not None
-    assert second is not None
-    assert found == [[(first.png, "first, FedAvg, note of first")], [], [], [(second.png, "second, first column")]]
-    assert 'style="--n: 2"' in grid
-
-
-def test_rows_without_labels_have_no_column_for_them(tmp_path: Path) -> None:
-    plain = Pictures("Plain", "", ["a"], [Row("", [heat([[1.0]])])])
-    page = report(with_figures(tmp_path, plain, Pictures("Nothing", "", ["a"], [])))
-    assert 'class="grid"' in page
-    assert 'class="label"' not in page
-    assert Tags(page).headings == ["Results", "Plain"]  # what is empty is not shown
-
-
-def test_the_words_around_pictures_are_escaped(tmp_path: Path) -> None:
-    label = f'{HOSTILE}" onload="x" <&>'
-    page = report(with_figures(tmp_path, figure(label, label)))
-    check_page(page)
-    parsed = Tags(page)
-    assert [tag for tag, _ in parsed.tags].count("script") == 1
-    assert not any("onload" in attributes for _, attributes in parsed.tags)
-    assert next(a["alt"] for tag, a in parsed.tags if tag == "img") == f"{label}, FedAvg, note of {label}"
-    assert page.count("&lt;&amp;&gt;") == 8
 
 
 def test_every_row_has_a_cell_for_every_column() -> None:

@@ -1,0 +1,200 @@
+"""Whole pages: what they show, escaping, and accessibility."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consilience.core import text
+from consilience.core.errors import ConsilienceError
+from consilience.figures.panels import Panels
+from consilience.figures.pictures import Pictures, Row, heat
+from consilience.report import write_report
+from support.pages import (
+    HOSTILE,
+    Tags,
+    check_page,
+    evaluation,
+    make_comparison,
+    make_figure,
+    make_run,
+    report,
+    section,
+    with_figures,
+)
+
+
+def check_no_script(page: str) -> None:
+    check_page(page)
+    assert [tag for tag, _ in Tags(page).tags].count("script") == 1  # the page's own
+    assert not any("onload" in attributes for _, attributes in Tags(page).tags)
+
+
+def bare_run(directory: Path, **federation: Any) -> Path:
+    """A run without rounds, whose page has no drawings."""
+    run = make_run(directory, label_counts=None, sizes=None, **federation)
+    (run / "metrics.jsonl").unlink()
+    return run
+
+
+def test_a_run_shows_all_its_sections(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", clients=3, classes=10)
+    (run / "evaluation.json").write_text(json.dumps(evaluation()))
+    page = report(run)
+    check_page(page)
+    assert Tags(page).headings == [
+        "Learning curves",
+        "Calibration",
+        "Uncertainty",
+        "Clients",
+        "Posterior",
+        "Communication",
+        "Data",
+        "Configuration",
+    ]
+    for shown in ("<h1>FedEP(I) on mnist</h1>", "Made with consilience 0.1.0, torch 2.13.", "Posterior average"):
+        assert shown in page, shown
+    assert all("aria-label" in attributes for tag, attributes in Tags(page).tags if tag == "svg")
+    assert not re.search(r"20\d\d-\d\d-\d\d", page)
+
+
+def test_a_comparison_shows_all_its_sections(tmp_path: Path) -> None:
+    comparison = make_comparison(tmp_path)
+    write_report(bare_run(comparison / "runs" / "FedEP 1"))
+    make_run(comparison / "runs" / "FedAvg 0", clients=1)  # as Pooled: the data shown are not of this run
+    page = report(comparison)
+    check_page(page)
+    assert Tags(page).headings == [
+        "Results",
+        "Learning curves",
+        "Scores at each client",
+        "Fairness",
+        "Calibration",
+        "Uncertainty",
+        "Single runs",
+        "Data",
+        "Configuration",
+    ]
+    for shown in ("Two methods", "A paragraph. It took 41 s.", "consilience reproduce hospitals", "over 2 seeds"):
+        assert shown in page, shown
+    assert "Clients</dt><dd>5" in section(page, "Data")
+    assert re.findall(r'<a href="([^"]*)"', page) == ["./runs/FedEP%201/report.html"]
+
+
+def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
+    page = report(bare_run(tmp_path / "run"))
+    check_page(page)
+    assert Tags(page).headings == ["Data", "Configuration"]
+    assert "0 of 4 rounds" in page
+    (tmp_path / "run.json").write_text("{}")
+    check_page(report(tmp_path))
+
+
+def test_a_comparison_without_its_runs_keeps_its_tables(tmp_path: Path) -> None:
+    content = json.loads((make_comparison(tmp_path / "whole") / "comparison.json").read_text())
+    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    assert Tags(report(tmp_path)).headings == ["Results", "Scores at each client", "Fairness", "Single runs"]
+
+
+def test_text_from_data_is_escaped(tmp_path: Path) -> None:
+    names = [HOSTILE, 'font-family: "x']
+    run = make_run(tmp_path, clients=2, rounds=1, names=names, data=HOSTILE, how=HOSTILE)
+    (run / "evaluation.json").write_text(json.dumps({"clients": evaluation(names=names)["clients"]}))
+    page = report(run)
+    check_no_script(page)
+    assert "<script>alert" not in page
+    assert f"{names[1]}</text>" in page
+
+
+def test_names_of_methods_figures_and_samples_are_escaped(tmp_path: Path) -> None:
+    hostile = f'{HOSTILE}" onload="x'
+    pictures = Pictures(hostile, hostile, [hostile], [Row(hostile, [heat([[1.0]], note=hostile)])])
+    path = with_figures(tmp_path, make_figure(HOSTILE, HOSTILE), pictures) / "comparison.json"
+    path.write_text(path.read_text().replace('"method": "FedEP"', f'"method": {json.dumps(hostile)}'))
+    page = report(tmp_path)
+    check_no_script(page)
+    (image,) = [attributes for tag, attributes in Tags(page).tags if tag == "img"]
+    assert image["alt"] == f"{hostile}, {hostile}, {hostile}"
+    run = bare_run(tmp_path / "run")
+    samples = {"kind": "images", "generated": f'">{HOSTILE}', "real": "", "count": 3}
+    (run / "evaluation.json").write_text(json.dumps({"samples": samples}))
+    check_no_script(report(run))
+
+
+def test_figures_of_the_experiment_follow_the_results(tmp_path: Path) -> None:
+    cell = heat([[0.0, 1.0]], note="a note")
+    pictures = Pictures(
+        "Maps", "A caption.", ["FedAvg", "b"], [Row("first", [cell, None]), Row("second", [None, None])]
+    )
+    empty = [Panels("Nothing", "", []), Pictures("Nothing", "", ["a"], [])]
+    page = report(with_figures(tmp_path, make_figure(), pictures, make_figure("Again"), *empty))
+    check_page(page)
+    assert Tags(page).headings == ["Results", "Two beliefs", "Maps", "Again"]
+    assert page.count('<figure class="wide">') == 3
+    assert page.count('border-style: solid"></i>ADF</li>') == 2  # methods are in the legend
+    assert "product</li>" not in page  # other labels are in the figure
+    for shown in ("What it shows.", "over 200 draws", "<b>FedAvg</b>", '"label">second<', "<small>a note</small>"):
+        assert shown in page, shown
+    assert f'<img src="data:image/png;base64,{cell.png}" alt="first, FedAvg, a note">' in page
+
+
+def test_pictures_without_row_labels_have_no_column_for_them(tmp_path: Path) -> None:
+    page = report(with_figures(tmp_path, Pictures("Plain", "", ["a"], [Row("", [heat([[1.0]])])])))
+    assert 'class="grid"' in page
+    assert 'class="label"' not in page
+
+
+def test_later_lines_override_and_torn_lines_are_skipped(tmp_path: Path) -> None:
+    run = bare_run(tmp_path)
+    lines = [{"round": 1, "bytes_down": 1_000_000}, {"round": 1, "bytes_down": 6_000_000, "bytes_up": 2_000_000}]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(content + '{"round": 3, "bytes_down": 77')
+    assert "6 MB down, 2 MB up" in report(run)
+
+
+def test_a_score_that_is_not_finite_is_a_dash_and_no_curve(tmp_path: Path) -> None:
+    run = bare_run(tmp_path)
+    scores = {"accuracy": 0.5, "r2": float("nan")}
+    content = {"point": {"metrics": scores, "reliability": None}, "marginal": None, "clients": []}
+    (run / "evaluation.json").write_text(json.dumps(content))
+    (run / "metrics.jsonl").write_text('{"round": 1, "loss": NaN, "eval": {"nll": Infinity}}\n')
+    page = report(run)
+    assert "Learning curves" not in Tags(page).headings
+    assert "<dd>–</dd>" in page
+
+
+@pytest.mark.parametrize(("below", "href"), [("A/seed-0", "../../"), ("warm starts/A/seed-0", "../../../")])
+def test_a_run_links_to_its_comparison(tmp_path: Path, below: str, href: str) -> None:
+    run = bare_run(tmp_path / below)
+    assert "<a href" not in report(run)
+    (tmp_path / "comparison.json").write_text(json.dumps({"title": "Two <methods>"}))
+    page = report(run)
+    check_page(page)
+    assert f'in <a href="{href}report.html">Two &lt;methods&gt;</a>' in page
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"neither a run .* nor a comparison"),
+        ("{", r"run\.json is not valid JSON"),
+        ("[]", "found list"),
+    ],
+)
+def test_a_directory_without_a_run_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ConsilienceError, match=message):
+        write_report(tmp_path)
+
+
+def test_numbers_are_readable() -> None:
+    assert [text.data_size(n) for n in (0, 999, 6_360_400, 3e15)] == ["0 B", "999 B", "6.36 MB", "3,000 TB"]
+    assert [text.duration(s) for s in (0.213, 41, 200, 3900)] == ["0.21 s", "41 s", "3 min 20 s", "1 h 5 min"]
+    assert [text.number(x) for x in (0.97312, 12.345, 159010, None)] == ["0.9731", "12.35", "159,010", "–"]
+    assert [text.fixed(x, 4) for x in (0.0, 4e-5, -4e-5, 6e-5)] == ["0.0000", "4.0e-5", "-4.0e-5", "0.0001"]
+    assert [text.fixed(x, 0) for x in (0.0, 0.01, 1e-5)] == ["0", "0", "1.0e-5"]
