@@ -30,7 +30,7 @@ import torch
 import consilience as cs
 from consilience.metrics import best, rounds_to
 from consilience.recipes import fedep, fednp
-from consilience.runs.loop import Interrupted
+from consilience.runs.interrupts import Interrupted
 
 WARM = "warm"
 

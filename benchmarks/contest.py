@@ -38,7 +38,9 @@ class Contestant:
     def round(self, number):
         key = keys.key(0, purpose="cohort", round=number)
         ids = keys.sample(key, len(self.session.federation), self.cohort)
-        share, _ = self.session.round(self.server, self.states, ids, number)
+        if self.session.plan is None:
+            self.session.settle(self.server, self.states, ids, number)
+        share = self.session.round(self.server, self.states, ids, number).share
         self.server = self.algorithm.fuse(self.server, share.update)
 
 

@@ -122,7 +122,9 @@ class Ours:
         self.server, self.states = self.algorithm.start(task, info), InMemory(lambda ids: None)
 
     def round(self, ids, number):
-        share, _ = self.session.round(self.server, self.states, ids, number)
+        if self.session.plan is None:
+            self.session.settle(self.server, self.states, ids, number)
+        share = self.session.round(self.server, self.states, ids, number).share
         self.server = self.algorithm.fuse(self.server, share.update)
 
     def vector(self):

@@ -363,7 +363,7 @@ def _launcher(engine: Simulator | Distributed) -> list[str]:
 @contextlib.contextmanager
 def _resumable(command: list[str], leads: bool = True) -> Iterator[None]:
     """Ctrl-C ends with the command that goes on, said once."""
-    from consilience.runs.loop import Interrupted
+    from consilience.runs.interrupts import Interrupted
 
     try:
         yield

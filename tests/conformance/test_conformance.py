@@ -174,7 +174,8 @@ def test_the_order_of_clients_changes_nothing(algorithm, task, federation):
         engine = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
         with engine.open(algorithm, task, federation, seed=0, cohort=len(federation), rounds=1) as session:
             server, states, _ = begin(algorithm, session.task, federation)
-            shares.append(session.round(server, states, ids, 1)[0])
+            session.settle(server, states, ids, 1)
+            shares.append(session.round(server, states, ids, 1).share)
     for (_, a), (_, b) in zip(leaves(shares[0].update), leaves(shares[1].update), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 

@@ -239,14 +239,14 @@ def test_without_torchrun_it_says_how_to_start(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device": "cuda:1"}, "of which every rank takes its own"),
-        ({"timeout": 0.0}, "timeout must be a positive number of seconds, got 0.0"),
+        ({"device": "cuda:1"}, "device must be 'cpu' or 'cuda'"),
+        ({"timeout": 0.0}, "timeout must be above 0, got 0.0"),
         ({"chunk": 0}, "chunk must be at least 1"),
-        ({"precision": "float3"}, "did you mean 'float32'?"),
+        ({"precision": "float3"}, "precision must be 'float32' or 'float64' or 'bf16', got 'float3'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options, words):
-    with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
+    with pytest.raises(ConfigError, match=words):
         cs.Distributed(**options)
 
 

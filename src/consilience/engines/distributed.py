@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from consilience.core.checks import Count, Positive, check_types
 from consilience.core.errors import ClientError, ConfigError, ConsilienceError
 from consilience.core.records import Tree, assemble, blueprint, leaves
 from consilience.engines.ranks import Ranks
-from consilience.engines.simulator import Simulator
+from consilience.engines.simulator import Precision, Simulator
 from consilience.engines.work import Share
 
 T = TypeVar("T")
@@ -40,19 +41,15 @@ class Distributed:
     the others end too. It has not been run on several GPUs yet.
     """
 
-    device: str | None = None
-    chunk: int | None = None
-    threads: int | None = None
+    device: Literal["cpu", "cuda"] | None = None
+    chunk: Count | None = None
+    threads: Count | None = None
     compile: bool | None = None
-    precision: str = "float32"
-    timeout: float = 1800.0
+    precision: Precision = "float32"
+    timeout: Positive = 1800.0
 
     def __post_init__(self) -> None:
-        self._simulator(self.device)
-        if self.device not in (None, "cpu", "cuda"):
-            raise ConfigError(f"device must be 'cpu' or 'cuda', of which every rank takes its own, got {self.device!r}")
-        if not 0 < self.timeout < math.inf:
-            raise ConfigError(f"timeout must be a positive number of seconds, got {self.timeout}")
+        check_types(self)
 
     def _simulator(self, device: str | None) -> Simulator:
         return Simulator(device, self.chunk, 1, self.threads, self.compile, self.precision)

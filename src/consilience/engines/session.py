@@ -1,9 +1,10 @@
-"""What the loop needs of an engine, whoever computes and wherever: rounds of one algorithm."""
+"""The contract between the round loop and an engine."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -20,21 +21,34 @@ from consilience.evaluation.scores import Evaluation
 from consilience.tasks.task import Task
 
 
+@dataclass(frozen=True)
+class RoundResult:
+    """A round's updates, the server state that its messages were made from, and the bytes sent to clients.
+
+    `server` differs from the state that the round was called with where a client lost its own state: the session
+    exchanged the client's part first."""
+
+    share: Share
+    server: Tree
+    bytes_down: int
+
+
 class Session(ABC):
-    """Everything that the rounds of one algorithm share: the prepared task, who the clients are, how many of them a
-    round has, and the plan by which they are computed."""
+    """The rounds of one algorithm: the prepared task, the clients, and the plan by which they are computed.
+
+    The loop calls `keep` and `settle` once, in this order, and then `round` for every round."""
 
     federation: Federation
     cohort: int
     task: Task
     stops_softly = True
-    """Whether Ctrl-C lets a round come to its end. It must not where a round may wait for somebody who has gone."""
+    """Whether Ctrl-C lets a round end. It must not where a round may wait for a client that has gone."""
     saves_aside = True
-    """Whether a checkpoint may be written while rounds go on. It must not where others drop states that none names."""
+    """Whether a checkpoint may be written while rounds go on. It must not where clients drop states that it names."""
 
     @property
     def asks_clients(self) -> bool:
-        """Whether clients score the model on data of their own, where the server has none to test on."""
+        """Whether clients score the model on their own data when the server has no test data."""
         return False
 
     def __enter__(self) -> Self:
@@ -45,27 +59,27 @@ class Session(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what was taken."""
+        """Free the session's resources."""
+
+    def keep(self, states: States) -> States:
+        """The client states as this engine keeps them."""
+        return states
 
     @abstractmethod
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
-        """Choose how to compute, once, before the first round."""
+        """Choose the plan, and prepare the task and the workers for it. `ids` are the clients of `round`, the first."""
 
     @abstractmethod
-    def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
-        """All of a round's clients: (their share, bytes sent down). Commits the accepted clients' new states."""
-
-    def keep(self, states: States) -> States:
-        """The clients' states as this engine keeps them."""
-        return states
+    def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
+        """Compute the clients `ids`, and commit the new states of those whose updates were accepted."""
 
     def evaluate(self, algorithm: Algorithm, server: Tree) -> Evaluation | None:
-        """How the clients themselves score what the server believes, on data that they hold out."""
+        """The scores of the server's belief on data that clients hold out."""
         return None
 
 
 class Opener(Protocol):
-    """What computes, in this process."""
+    """Makes sessions in this process."""
 
     def open(
         self,
@@ -79,12 +93,11 @@ class Opener(Protocol):
         plan: Plan | None = None,
         ranks: Ranks = ALONE,
     ) -> Session:
-        """Make ready for the rounds of one algorithm, which `ranks` share. A `plan` from an earlier session is
-        followed, not chosen."""
+        """A session for the rounds of one algorithm, which `ranks` share. A given `plan` is followed."""
 
 
 class Engine(Protocol):
-    """Where clients are computed: in this process, in many, or at the clients' own."""
+    """Where clients are computed: in this process, in several, or at the clients' own sites."""
 
     @property
     def precision(self) -> str:
@@ -95,4 +108,4 @@ class Engine(Protocol):
         """Whether this process is the one that writes and prints."""
 
     def started(self) -> AbstractContextManager[tuple[Opener, Ranks]]:
-        """(what this process computes with, who computes with it), for as long as a run takes."""
+        """(what this process computes with, the processes that share the run), for the length of a run."""

@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from consilience.core.errors import CheckpointError, RecordError
+from consilience.core.errors import CheckpointError, ConfigError, RecordError
 from consilience.core.files import CHECKPOINTS, write_atomically
 from consilience.core.records import Tree, check, nbytes, pack, rows, stack, to, tree_map, unpack
+from consilience.engines.ranks import Ranks
 from consilience.engines.work import check_rows
 
 Fresh = Callable[[Tensor], Tree]
+DEVICE_SHARE = 0.4  # of a GPU's free memory that client states may take
 WRITERS = 4  # threads that write files of states
 
 
@@ -193,3 +195,26 @@ class OnDisk(States):
         for entry in os.scandir(self._folder):
             if entry.name not in wanted:
                 os.unlink(entry.path)
+
+
+def place_states(
+    fresh: Fresh, clients: int, device: torch.device, memory: int, folder: Path | None, ranks: Ranks
+) -> States:
+    """States on the device while they take little of its memory, else on the host, else in files.
+
+    States that need more than `memory` bytes go to files in `folder`, at the latest for a checkpoint, which could not
+    hold them all."""
+    expected = nbytes(fresh(torch.tensor([0]))) * clients
+    if device.type != "cuda" or ranks.any(expected >= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]):
+        device = torch.device("cpu")
+    on_host = device.type == "cpu"
+    if expected <= memory or (folder is None and not on_host):
+        return InMemory(fresh, device)
+    if folder is None:
+        raise ConfigError(
+            f"the client states need {expected / 2**30:.1f} GiB, more than state_memory ({memory / 2**30:.1f} GiB): "
+            "pass out= so that they can be kept in files"
+        )
+    if ranks.size > 1:
+        return OnDisk(fresh, folder, ranks.leads)
+    return OnDisk(fresh, folder, room=memory if on_host else expected, device=device)

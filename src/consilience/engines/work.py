@@ -22,8 +22,7 @@ from consilience.tasks.task import Task
 @dataclass
 class Share:
     """What a group of clients produced. `update` is summed over accepted clients for additive methods, else it has
-    a row for each of `accepted`; `states` and `notes` have a row for each of `accepted`. `server` is the state that the
-    round began with, where the server's had to be changed first."""
+    a row for each of `accepted`; `states` and `notes` have a row for each of `accepted`."""
 
     update: Tree = None
     states: Tree = None
@@ -32,7 +31,6 @@ class Share:
     notes: dict[str, Tensor] = field(default_factory=dict)
     guards: dict[str, int] = field(default_factory=dict)
     bytes_up: int = 0
-    server: Tree = None
 
     def merge(self, other: Share, additive: bool) -> Share:
         """Both groups together."""

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,10 +21,9 @@ from consilience.data.cohort import Info
 from consilience.data.federation import Federation
 from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Alone, Ranks
-from consilience.engines.session import Session
+from consilience.engines.session import RoundResult, Session
 from consilience.engines.simulator import PRECISIONS
 from consilience.engines.states import States
-from consilience.engines.work import Share
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange, Template
@@ -125,7 +124,7 @@ class FlowerSession(Session):
         self._template = self._exchange.template(server, states, ids)
         return Plan(chunk=1, why="every client at its own site", device=self.task.device.type)
 
-    def round(self, server: Tree, states: States, ids: Tensor, round: int) -> tuple[Share, int]:
+    def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
         """Ask the round's clients, and ask again until at least `min_clients` updates are accepted."""
         assert isinstance(states, RemoteStates)
         assert self._template is not None
@@ -141,7 +140,7 @@ class FlowerSession(Session):
             if len(attempt.share.accepted) >= least:
                 for client, (token, state) in attempt.accepted.items():
                     states.accept(client, token, state, round)
-                return replace(attempt.share, server=server), attempt.bytes_down
+                return RoundResult(attempt.share, server, attempt.bytes_down)
             for client, reason in attempt.share.rejected.items():
                 log.warning("round %d: no update from %r: %s", round, self.federation.name(client), reason)
             self._coordinator.sleep(pause)

@@ -29,6 +29,7 @@ from consilience.metrics import direction
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.fit import fit
 from consilience.runs.identity import describe
+from consilience.runs.lines import rejections
 from consilience.runs.run import Run
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def _trial(
         return None
     callbacks = [*options.pop("callbacks", ()), _nobody_left]
     try:
-        with _without_complaints():
+        with _quiet():
             run = fit(method, setting.task, train, out=out, resume=resume, callbacks=callbacks, **options)
         _nobody_left(run, run.history[-1])  # a resumed run calls nobody back
     except (_Diverged, ClientError, ArithmeticError, ValueError, RuntimeError) as error:
@@ -232,17 +233,13 @@ def _nobody_left(_: Run, line: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _without_complaints() -> Iterator[None]:
-    """Draws may be wild: clients that are left out are in the trial's metrics, and would fill the log."""
-
-    def other(record: logging.LogRecord) -> bool:
-        return "was left out" not in str(record.msg)
-
-    log.addFilter(other)
+def _quiet() -> Iterator[None]:
+    """No warnings of rejected updates: drawn settings may be extreme, and the trial's metrics have them."""
+    before, rejections.disabled = rejections.disabled, True
     try:
         yield
     finally:
-        log.removeFilter(other)
+        rejections.disabled = before
 
 
 # Of generators' scores those that a collapsed one cannot win.

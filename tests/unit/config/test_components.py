@@ -138,7 +138,7 @@ UNKNOWN = {
     'task.augment=[{name="Flop"}]': ["task.augment: unknown name 'Flop'", "did you mean 'Flip'?"],
     "engine.chnk=3": ["engine.chnk: unknown key", "did you mean 'chunk'?"],
     "engine.name=Simulater": ["engine.name: unknown name 'Simulater'", "did you mean 'Simulator'?"],
-    "engine.precision=float3": ["engine: unknown precision 'float3'", "did you mean 'float32'?", "bf16"],
+    "engine.precision=float3": ["engine", "precision must be 'float32' or 'float64' or 'bf16', got 'float3'"],
     'compare.algorithms=["FedAvg", "FedPox"]': ["compare.algorithms[1]: unknown name 'FedPox'", "'FedProx'?"],
     'compare.algorithms=[{mu=1}]': ["compare.algorithms[0]: unknown name ''", "FedAvg"],
     'compare.algorithms=[{name="Switch", at=2, then={name="FedEP", lrr=1}}]': [

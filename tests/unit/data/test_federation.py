@@ -166,7 +166,9 @@ def test_a_run_over_a_stream_is_a_run_over_its_parts_round_by_round() -> None:
     for number in range(1, 6):
         ids = keys.sample(keys.key(0, purpose="cohort", round=number), len(fed), 3)
         with HERE.open(algorithm, task, frozen(fed, number), seed=0, cohort=3, rounds=1) as session:
-            share, _ = session.round(server, InMemory(lambda _: None), ids, number)
+            states = InMemory(lambda _: None)
+            session.settle(server, states, ids, number)
+            share = session.round(server, states, ids, number).share
         server = algorithm.fuse(server, share.update)
     run = cs.fit(algorithm, task, fed, rounds=5, **options())
     torch.testing.assert_close(run.posterior.mean, algorithm.posterior(server).mean)

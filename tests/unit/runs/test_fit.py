@@ -675,7 +675,7 @@ def test_a_finished_run_that_is_resumed_is_read_and_not_run(tmp_path: Path) -> N
 def test_a_run_cannot_be_resumed_to_fewer_rounds_than_it_has(tmp_path: Path) -> None:
     task, federation = linear()
     fit(cs.FedAvg(TRAIN), task, federation, rounds=4, out=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="has gone on to round 4 already: rounds is only 3"):
+    with pytest.raises(CheckpointError, match="is at round 4 already: rounds is only 3"):
         fit(cs.FedAvg(TRAIN), task, federation, rounds=3, out=tmp_path / "run", resume=True)
 
 
@@ -923,9 +923,9 @@ def test_a_client_with_an_update_that_is_not_finite_is_left_out_and_named(
     assert [line["rejected"] for line in run.history] == [[], expected, expected, expected]
     assert [line["clients"] for line in run.history] == [5, 4, 4, 4]
     assert read_lines(tmp_path / "run") == run.history
-    warned = [r.getMessage() for r in caplog.records if "was left out" in r.getMessage()]
+    warned = [r.getMessage() for r in caplog.records if "was rejected" in r.getMessage()]
     assert warned == [
-        f"round {n}: the update of client 'Genf' was left out: its update's total.theta is not finite"
+        f"round {n}: the update of client 'Genf' was rejected: its update's total.theta is not finite"
         for n in (2, 3, 4)
     ]
     assert bool(run.posterior.mean.isfinite().all())
@@ -968,7 +968,7 @@ def test_a_round_that_rejects_everybody_keeps_the_model_and_is_said_once(
     assert all({r["client"] for r in line["rejected"]} == set(NAMES) for line in run.history[1:])
     assert read_lines(tmp_path / "run") == run.history
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "round 2: the update of every client was left out, and nothing is learned: "
+        "round 2: the update of every client was rejected, and nothing is learned: "
         "its update's total.theta is not finite"
     ]
 
@@ -1022,7 +1022,7 @@ def test_a_server_that_is_not_finite_is_named_and_not_its_clients(caplog: pytest
     reason = "the server's own theta is not finite"
     assert [{r["reason"] for r in line["rejected"]} for line in run.history] == [set(), {reason}, {reason}, {reason}]
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
-        f"round 2: the update of every client was left out, and nothing is learned: {reason}",
+        f"round 2: the update of every client was rejected, and nothing is learned: {reason}",
         f"{reason}, so the model is of no use: take smaller steps (lr)",
     ]
 
@@ -1120,7 +1120,9 @@ def test_they_are_one_by_one_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> No
     with cs.Simulator(device="cpu").open(algorithm, task, federation, seed=0, cohort=5, rounds=1) as session:
         numbers = (torch.tensor(n) for n in (0, 5, federation.examples))
         server = algorithm.start(session.task, cs.data.Info(task.initial(), *numbers))
-        plan = session._choose_on_device(server, InMemory(lambda ids: None), federation.sizes.argsort(descending=True))
+        plan = session.autotuner(1).choose_on_gpu(
+            server, InMemory(lambda ids: None), federation.sizes.argsort(descending=True)
+        )
     assert plan.chunk == 1
     assert plan.why.startswith("several at once failed with RuntimeError: vmap")
 

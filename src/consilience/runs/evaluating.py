@@ -1,0 +1,69 @@
+"""When a run is evaluated, and what its last evaluation has in addition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import Tree, to
+from consilience.engines.session import Session
+from consilience.engines.work import chunks
+from consilience.evaluation.scores import Evaluation
+from consilience.evaluation.weights import marginals
+from consilience.runs.run import Run
+from consilience.runs.settings import Settings
+
+AUDITED = 64  # clients whose states an audit looks at together
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Scores a run every `evaluate_every` rounds and after the last, on the test data or by asking the clients."""
+
+    settings: Settings
+    session: Session
+    run: Run
+
+    def is_due(self, number: int) -> bool:
+        """Whether round `number` is evaluated."""
+        possible = self.run.test is not None or self.session.asks_clients
+        return possible and (number % self.settings.evaluate_every == 0 or number == self.settings.rounds)
+
+    def __call__(self, number: int) -> dict[str, Any]:
+        """The scores of round `number` for its line, if they are due, and the audit, if debugging."""
+        found: dict[str, Any] = {}
+        scores = self._scores(number) if self.is_due(number) else None
+        if scores is not None:
+            self.run.latest = scores
+            found["eval"] = scores.point
+            if scores.marginal is not None:
+                found["marginal"] = scores.marginal
+        if self.settings.debug:
+            found["audit"] = self.run.algorithm.audit(self.run.server, self._all_states())
+        return found
+
+    def _scores(self, number: int) -> Evaluation | None:
+        if self.run.test is None:
+            return self.session.evaluate(self.run.algorithm, self.run.server)
+        outside = self.settings.outside if number == self.settings.rounds else None
+        return self.run.evaluate(self.run.test, outside=outside)
+
+    def _all_states(self) -> Iterator[Tree]:
+        """All client states, in groups that fit on the device."""
+        clients = torch.arange(len(self.session.federation))
+        for group in chunks(clients, AUDITED):
+            yield to(self.run.states.gather(clients[group]), self.run.task.device)
+
+
+def final_evaluation(run: Run) -> dict[str, Any] | None:
+    """The content of evaluation.json: the last scores, and the posterior's marginals of the weights."""
+    if run.latest is None:
+        return None
+    posterior = run.posterior
+    weights = marginals(run.network, posterior) if isinstance(posterior, Gaussian) else None
+    found = run.latest.to_json()
+    return found if weights is None else {**found, "posterior": weights}

@@ -1,0 +1,103 @@
+"""The rounds of one stage of a run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from consilience.core import guards, keys
+from consilience.data.cohort import Info
+from consilience.engines.ranks import Ranks
+from consilience.engines.session import Session
+from consilience.engines.work import Share
+from consilience.runs.checkpoints import CheckpointWriter
+from consilience.runs.directory import RunDirectory
+from consilience.runs.evaluating import Evaluator
+from consilience.runs.interrupts import Interrupted, stop_requests
+from consilience.runs.lines import metrics_line, not_finite, warn_of_rejected
+from consilience.runs.progress import Bar
+from consilience.runs.run import Run
+from consilience.runs.settings import Settings
+
+
+def round_clients(settings: Settings, session: Session, number: int) -> Tensor:
+    """The clients of a round, drawn from (seed, round)."""
+    key = keys.key(settings.seed, purpose="cohort", round=number)
+    return keys.sample(key, len(session.federation), session.cohort)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Runs the rounds of a stage: the server and the history of `run` change round by round.
+
+    `info` is the start of a later stage, which a checkpoint must hold. Only the rank that leads has a `directory`."""
+
+    settings: Settings
+    session: Session
+    run: Run
+    ranks: Ranks
+    directory: RunDirectory | None
+    info: Info | None
+
+    def go(self, first: int, last: int) -> None:
+        """The rounds `first` to `last`, each with its metrics, callbacks and, when due, checkpoint."""
+        settings, ranks = self.settings, self.ranks
+        with (
+            CheckpointWriter(self.directory) as writer,
+            stop_requests(self.session.stops_softly) as stop,
+            Bar(self.run.algorithm.name, settings.rounds, settings.progress and ranks.leads, first - 1) as bar,
+        ):
+            for number in range(first, last + 1):
+                line = self._round(number)
+                bar.update(line)
+                if settings.callbacks:
+                    ranks.led(partial(self._call_back, line))
+                stopping = ranks.any(stop.is_set()) and number < settings.rounds
+                if number % settings.storage.checkpoint_every == 0 or number == last or stopping:
+                    ranks.led(partial(writer.save, number, self.run, self.info))
+                if stopping or number == last or not self.session.saves_aside:
+                    ranks.led(writer.wait)
+                if stopping:
+                    kept = settings.storage.path is not None
+                    where = "resume it" if kept else "it was not kept, as no directory was given"
+                    raise Interrupted(f"stopped after round {number} of {settings.rounds}; {where}")
+
+    def _call_back(self, line: dict[str, Any]) -> None:
+        for callback in self.settings.callbacks:
+            callback(self.run, line)
+
+    def _round(self, number: int) -> dict[str, Any]:
+        start, run = time.perf_counter(), self.run
+        ids = round_clients(self.settings, self.session, number)
+        result = self.session.round(run.server, run.states, ids, number)
+        run.server = result.server
+        share = self._fused(result.share, number) if result.share.accepted else self._blamed(result.share)
+        warn_of_rejected(number, share, run)
+        line = metrics_line(number, share, result.bytes_down, time.perf_counter() - start, run)
+        evaluator = Evaluator(self.settings, self.session, run)
+        if self.settings.debug or evaluator.is_due(number):
+            line |= self.ranks.led(partial(evaluator, number))
+        run.history.append(line)
+        if self.directory is not None:
+            self.directory.append(line)
+        return line
+
+    def _fused(self, share: Share, number: int) -> Share:
+        """Update the server; the share with the guards that acted meanwhile."""
+        run = self.run
+        with guards.watch() as acted:
+            fused = run.algorithm.fuse(run.server, share.update)
+            key = keys.key(self.settings.seed, purpose="server", round=number)
+            run.server = run.algorithm.advance(run.task, fused, key.to(run.task.device))
+        counts = {name: share.guards.get(name, 0) + int(count) for name, count in acted.items()}
+        return replace(share, guards=share.guards | counts)
+
+    def _blamed(self, share: Share) -> Share:
+        """A share without any accepted update: if the server's state is not finite, that is the reason for all."""
+        if (name := not_finite(self.run.server)) is None:
+            return share
+        return replace(share, rejected=dict.fromkeys(share.rejected, f"the server's own {name} is not finite"))

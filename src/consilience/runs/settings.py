@@ -1,0 +1,39 @@
+"""The frozen settings of a run, and its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from consilience.algorithms.base import Algorithm
+from consilience.data.dataset import Dataset
+from consilience.data.federation import Federation
+from consilience.runs.directory import Storage
+from consilience.runs.run import Callback
+from consilience.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `fit` that hold for all rounds, with the defaults filled in."""
+
+    rounds: int
+    cohort: int
+    seed: int
+    storage: Storage
+    test: Dataset | Federation | None
+    outside: Dataset | None
+    evaluate_every: int
+    callbacks: Sequence[Callback]
+    progress: bool
+    debug: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One method of a run, up to the round `last`: a `Switch` has two stages, other methods one."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation
+    last: int
