@@ -1,48 +1,30 @@
-"""A Gaussian meets a sigmoid: the mean and variance of σ(f z) N(z; m, s) / Z, and the factor that led there.
+"""A Gaussian times a sigmoid: the mean and variance of σ(f z) N(z; m, s) / Z, and the Gaussian factor tilted / cavity.
 
 With Z(m) = E[σ(f z)] under the cavity N(m, s), both moments are derivatives of log Z:
 
-    mean = m + s a        a = ∂ log Z/∂m          the pull
+    mean = m + s a        a = ∂ log Z/∂m
     var = s (1 − u)       u = −s ∂² log Z/∂m²     the share of the variance that is lost
 
-and what the sigmoid says, as a Gaussian factor tilted / cavity, needs no difference of large numbers:
+The factor tilted / cavity follows without a difference of large numbers:
 
     precision = u / ((1 − u) s)        precision · mean = (a + m u/s) / (1 − u)
 
-Z has no closed form. A way to approximate it is a function (f, m, s) → (a, u), elementwise; f is a real number for
-every z or for many. The true u lies in [0, 1): σ is log-concave.
+Z has no closed form. An approximation is an elementwise function (f, m, s) → (a, u), in which f broadcasts over z. The
+true u lies in [0, 1), because σ is log-concave.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from consilience.core.errors import check_word
 from consilience.core.gaussian import Gaussian
 
-How = Literal["derivative", "corrected", "printed", "quadrature"]
-Way = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-ZETA2 = math.pi / 8  # ζ²: Φ(ζx) ≈ σ(x), with the same slope at 0
-
-
-def sigmoid_moments(f: Tensor, mean: Tensor, var: Tensor, how: How = "derivative") -> tuple[Tensor, Tensor]:
-    """Mean and variance of z ~ N(mean, var) after it has met σ(f z)."""
-    pull, lost = _way(how)(f, mean, var)
-    return mean + var * pull, var * (1 - lost)
-
-
-def sigmoid_site(f: Tensor, cavity: Gaussian, how: How = "derivative") -> Gaussian:
-    """The Gaussian factor that stands for σ(f z) beside a cavity without correlations: tilted / cavity."""
-    mean, var = cavity.mean, cavity.variance
-    pull, lost = _way(how)(f, mean, var)
-    kept = 1 - lost
-    return Gaussian((pull + mean * lost / var) / kept, lost / (kept * var))
+ZETA2 = math.pi / 8  # ζ²: Φ(ζx) ≈ σ(x), with the same derivative at 0
 
 
 def derivative(f: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,71 +32,43 @@ def derivative(f: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
     a = g (1 − p) and u = s g² p(1 − p), with p = σ(g m).
 
-    0 ≤ u < 2/π, which is right in the limit of a step at m (half a Gaussian is left). So the variance is never below
-    0.36 s, and the factor's precision never below 0.
+    0 ≤ u < 2/π, which is exact in the limit of a step at m (half a Gaussian remains). So the variance is at least
+    0.36 s, and the factor's precision at least 0.
     """
     g = f * (1 + ZETA2 * f.square() * s).rsqrt()
     p, rest = (g * m).sigmoid(), (-g * m).sigmoid()
     return g * rest, s * g.square() * p * rest
 
 
-def corrected(f: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """By Stein's lemma, with r_d = E[σ^d]/E[σ]: a = f (1 − r₂) and u = f² s (r₂ + r₂² − 2r₃).
-
-    The way of the FedNP paper, with its formulas put right. f²s multiplies what r₂ and r₃ have of error: where it is
-    large, u can exceed 1, and the variance is negative.
-    """
-    log_r2, log_r3 = (_log_power(f, m, s, *_power(d)) - _log_power(f, m, s, *_power(1)) for d in (2, 3))
-    r2, r3 = log_r2.exp(), log_r3.exp()
-    return -f * log_r2.expm1(), f.square() * s * (r2 + r2.square() - 2 * r3)
+Approximation = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def printed(f: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """The FedNP paper as it stands, for study; in C = f z ~ N(C_m, C_s):
+def sigmoid_moments(f: Tensor, mean: Tensor, var: Tensor, *, by: Approximation = derivative) -> tuple[Tensor, Tensor]:
+    """The mean and variance of σ(f z) N(z; mean, var) / Z."""
+    a, u = by(f, mean, var)
+    return mean + var * a, var * (1 - u)
 
-    S₁ = [C_m + C_s(1 − r₂)]/f, S₂ = [(C_m + 2C_s) r₂ − 2C_s r₃]/f², var = S₂ − S₁².
 
-    S₂ is E[Cσ²] where E[C²σ] was meant, b of d = 2 and a of d = 3 are misprinted, and f = 0 has no answer.
-    """
-    log_z = _log_power(f, m, s, *_power(1))
-    r2 = (_log_power(f, m, s, 4 - 2 * math.sqrt(2), math.log(math.sqrt(2) + 1)) - log_z).exp()
-    r3 = (_log_power(f, m, s, 6 * (1 - 1 / math.sqrt(2)), math.log(2 ** (1 / 3) - 1)) - log_z).exp()
-    c_m, c_s = f * m, f.square() * s
-    s1 = (c_m + c_s * (1 - r2)) / f
-    s2 = ((c_m + 2 * c_s) * r2 - 2 * c_s * r3) / f.square()
-    return (s1 - m) / s, 1 - (s2 - s1.square()) / s
+def sigmoid_site(f: Tensor, cavity: Gaussian, *, by: Approximation = derivative) -> Gaussian:
+    """The Gaussian factor that approximates σ(f z) beside a cavity with a diagonal precision: tilted / cavity."""
+    mean, var = cavity.mean, cavity.variance
+    a, u = by(f, mean, var)
+    kept = 1 - u
+    return Gaussian((a + mean * u / var) / kept, u / (kept * var))
 
 
 def quadrature(f: Tensor, m: Tensor, s: Tensor, nodes: int = 96, reach: float = 8.0) -> tuple[Tensor, Tensor]:
-    """Trapezoids in z = m + t√s, over ± `reach` around about where t ends up: a = E[t]/√s and u = 1 − Var[t].
+    """The trapezoidal rule in z = m + t√s, over ± `reach` around an estimate of t's mean: a = E[t]/√s, u = 1 − Var[t].
 
-    A reference, `nodes` times as dear. σ has poles at ±iπ, which Gauss–Hermite rules do not forgive and trapezoids
-    do while they are finer than the sigmoid's step: the error of Var[t] is below 1e-6 for |f|√s ≤ 6, 1e-3 for 19.
+    A reference that costs `nodes` times as much. Gauss–Hermite rules converge badly, because σ has poles at ±iπ. The
+    error of Var[t] is below 1e-6 for |f|√s ≤ 6, and 1e-3 for 19.
     """
     f, m, s = f.unsqueeze(-1), m.unsqueeze(-1), s.unsqueeze(-1)
     root, side = s.sqrt(), f.sign()
-    # σ(f z) pulls by f(1 − p) at most, and no further than a little beyond the step at z = 0.
-    by_slope = f.abs() * root * (-f * m * (1 + ZETA2 * f.square() * s).rsqrt()).sigmoid()
-    centre = side * torch.minimum(by_slope, (-side * m / root).relu() + 1)
+    # σ(f z) moves the mean by f(1 − p) at most, and no further than a little beyond the step at z = 0.
+    by_gradient = f.abs() * root * (-f * m * (1 + ZETA2 * f.square() * s).rsqrt()).sigmoid()
+    centre = side * torch.minimum(by_gradient, (-side * m / root).relu() + 1)
     t = centre.detach() + torch.linspace(-reach, reach, nodes, dtype=s.dtype, device=s.device)
     weight = (logsigmoid(f * m + f * root * t) - t.square() / 2).softmax(-1)
     mean = (weight * t).sum(-1, keepdim=True)
     return (mean / root).squeeze(-1), 1 - (weight * (t - mean).square()).sum(-1)
-
-
-WAYS: dict[How, Way] = dict(zip(get_args(How), (derivative, corrected, printed, quadrature), strict=True))
-
-
-def _way(how: How) -> Way:
-    check_word("how", how, WAYS)
-    return WAYS[how]
-
-
-def _power(d: int) -> tuple[float, float]:
-    """a and b for which σ(x)^d ≈ σ(a(x + b)): same slope where both are ½."""
-    return 2 * d * (1 - 2 ** (-1 / d)), math.log(2 ** (1 / d) - 1)
-
-
-def _log_power(f: Tensor, m: Tensor, s: Tensor, a: float, b: float) -> Tensor:
-    """log E[σ(a(f z + b))] ≈ log σ(a(f m + b)/√(1 + ζ²a²f²s))."""
-    return logsigmoid(a * (f * m + b) * (1 + ZETA2 * a**2 * f.square() * s).rsqrt())

@@ -1,4 +1,4 @@
-"""What a recipe is: a named experiment that anyone can run again."""
+"""Recipes: named experiments that write a table, figures and a report."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from consilience.algorithms.switch import Method
+from consilience.data.dataset import Dataset
 from consilience.figures.panels import Panels
 from consilience.figures.pictures import Pictures
+from consilience.metrics import spread
 from consilience.runs.directory import Storage
 from consilience.studies.compare import Comparison, Row, Setting, compare
+
+Scores = Mapping[tuple[str, str], Sequence[float]]
+"""Scores over seeds, by (method, metric)."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to run a recipe: at its small size or the full one, over how many seeds, and where to write."""
+    """The size of a recipe, the number of seeds, and the folder to write to."""
 
     quick: bool
     seeds: int
@@ -26,13 +34,18 @@ class Options:
     announce: Callable[[str, int], None] | None = None
 
     def command(self, name: str) -> str:
-        """What was typed."""
+        """The command that runs the recipe."""
         return f"consilience reproduce {name}" + (" --quick" if self.quick else "")
+
+    def tell(self, method: str, seed: int) -> None:
+        """Announce the next run to the user."""
+        if self.announce is not None:
+            self.announce(method, seed)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`run` does the work; `seeds` is the default number for the full size and `quick_seeds` for the small one."""
+    """A named experiment; `seeds` is the default number for the full size and `quick_seeds` for the small one."""
 
     name: str
     title: str
@@ -51,7 +64,7 @@ def compared(
     checkpoint_every: int = 10,
     **others: Any,
 ) -> Comparison:
-    """A recipe that is one comparison; `others` are options of `compare` and `fit`."""
+    """Run a recipe that is one comparison; `others` are options of `compare` and `fit`."""
     return compare(
         methods,
         setting,
@@ -75,8 +88,33 @@ def finished(
     rows: list[Row],
     figures: Sequence[Panels | Pictures],
     start: float,
+    **others: Any,
 ) -> Comparison:
-    """A recipe's table and figures as a comparison, saved; `start` is when it began (time.perf_counter)."""
-    result = Comparison(title, text, options.command(name), time.perf_counter() - start, rows, figures=figures)
+    """Save a recipe's table and figures as a comparison; `start` is when it began (time.perf_counter)."""
+    seconds = time.perf_counter() - start
+    result = Comparison(title, text, options.command(name), seconds, rows, figures=figures, **others)
     result.save(options.out)
     return result
+
+
+def rows_of(scores: Scores, paper: Mapping[tuple[str, str], float] | None = None) -> list[Row]:
+    """A row for each (method, metric), with the mean and standard deviation of its scores and a paper's figure."""
+    published = paper or {}
+    return [Row(*key, *spread(list(values)), len(values), published.get(key)) for key, values in scores.items()]
+
+
+def published(figures: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], float]:
+    """A paper's figures by (method, metric), from figures by method."""
+    return {(method, metric): value for method, metrics in figures.items() for metric, value in metrics.items()}
+
+
+def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """A module with the initial weights of a seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+def about(data: Dataset, count: int) -> Dataset:
+    """About `count` examples, evenly spaced."""
+    return data[:: max(1, len(data) // count)]

@@ -8,8 +8,7 @@ from consilience.data import load, partition
 from consilience.engines.simulator import Simulator
 from consilience.models import mlp
 from consilience.optim import SGD
-from consilience.recipes.base import Options, Recipe, compared
-from consilience.recipes.fedep import seeded
+from consilience.recipes.base import Options, Recipe, compared, seeded
 from consilience.studies.compare import Comparison, Setting
 from consilience.tasks.supervised import Classification
 

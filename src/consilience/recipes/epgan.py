@@ -20,9 +20,8 @@ from consilience.figures.pictures import Row as PictureRow
 from consilience.metrics import Classified, InceptionDistance, Judge, PrecisionRecall
 from consilience.models import cnn, dcgan_discriminator, dcgan_generator
 from consilience.optim import Adam, AMSGrad
-from consilience.recipes.base import Options, Recipe, finished
+from consilience.recipes.base import Options, Recipe, finished, seeded
 from consilience.recipes.epgan_variants import Spring
-from consilience.recipes.fedep import seeded
 from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
 from consilience.studies.compare import Comparison, Row, Setting, compare

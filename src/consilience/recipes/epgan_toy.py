@@ -25,9 +25,8 @@ from consilience.figures.pictures import Row as PictureRow
 from consilience.metrics import Modes, density_mse, mixture_density, spread
 from consilience.models import mlp_discriminator, mlp_generator
 from consilience.optim import Adam
-from consilience.recipes.base import Options, Recipe
+from consilience.recipes.base import Options, Recipe, seeded
 from consilience.recipes.epgan_variants import Printed, Spring
-from consilience.recipes.fedep import seeded
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
 from consilience.studies.compare import Comparison, Row, paired_test

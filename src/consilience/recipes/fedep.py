@@ -1,33 +1,32 @@
-"""FedEP's benchmarks: every method from the same FedAvg warm start, with the same local work."""
+"""FedEP's benchmarks: all methods continue the same FedAvg warm start with the same local work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import nn
 
 from consilience.algorithms import FedAvg, FedEP, FedPA, FedProx, FedSEP, Switch
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method
-from consilience.data import Compose, Crop, Dataset, Flip, load, partition
+from consilience.data import Compose, Crop, Flip, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import MCMC, NGVI, Identity, Laplace, Tilted
 from consilience.metrics import best, rounds_to
 from consilience.models import cnn, mlp, resnet18
 from consilience.optim import SGD
-from consilience.recipes.base import Options, Recipe, compared
+from consilience.recipes.base import Options, Recipe, about, compared, published, seeded
 from consilience.runs.run import Run
 from consilience.server.optimizers import Momentum, ServerOptimizer
 from consilience.studies.compare import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
 TEXT = (
-    "All methods go on from the same rounds of FedAvg, with the same local optimiser and the same clients every round. "
-    "FedEP keeps a factor at every client, FedSEP none; the letter says how a client finds its precision: I scaled "
-    "identity, M the scatter of its iterates, L Laplace, V variational. “Marginal” averages the predictions of ten "
-    "draws from the posterior; a method without one has no such row."
+    "All methods continue the same rounds of FedAvg, with the same local optimiser and the same clients in each round. "
+    "FedEP keeps a factor at each client, FedSEP keeps none. The letter names how a client finds its precision: I "
+    "scaled identity, M variance of the iterates, L Laplace, V variational. “Marginal” averages the predictions of ten "
+    "draws from the posterior; a method without a posterior has no such row."
 )
 
 
@@ -35,9 +34,9 @@ TEXT = (
 class Benchmark:
     """One setting: the data, the budget, and the scales of the Gaussians.
 
-    c = κ (s₀ + weight decay) is the precision that an example brings; `clips` limit a client's step in natural
-    parameters, for FedEP only. `natural` is the server's optimiser of methods that step in natural parameters, `server`
-    when None. `window` and `target` are for "best", of every one of `metrics`, and for "rounds to", of the first.
+    c = κ (s₀ + weight decay) is the precision that an example adds. `clips` limit a client's natural parameters,
+    for FedEP only. `natural` is the server's optimiser for natural parameters; None is `server`. `window` is the length
+    of the running mean in "best", for each of `metrics`; `target` is a value of the first.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Benchmark:
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def infer(self, letter: str) -> Tilted:
-        """The paper's four inferences."""
+        """One of the paper's four kinds of inference."""
         c, curved = self.kappa * (self.s0 + self.train.weight_decay), (self.train, self.kappa, self.s0)
         kinds: dict[str, Callable[[], Tilted]] = {
             "I": lambda: Identity(self.train, c),
@@ -79,12 +78,11 @@ class Benchmark:
         return kinds[letter]()
 
     def methods(self) -> dict[str, Method]:
-        """Methods by their names in the tables, each after the same rounds of FedAvg."""
+        """Methods by name, each after the same rounds of FedAvg."""
         first = FedAvg(self.train, server=self.server)
         return {name: Switch(first, self.method(name), self.switch) for name in self.names.split()}
 
     def method(self, name: str) -> Algorithm:
-        """A method by its name in the tables."""
         natural = self.natural or self.server
         kind, _, letter = name.rstrip(")").partition("(")
         match kind:
@@ -100,7 +98,7 @@ class Benchmark:
                 return FedSEP(self.infer(letter), server=natural)
 
     def quick(self) -> Benchmark:
-        """A few rounds of little work, to see that everything runs."""
+        """The small size: a few rounds of little work."""
         return replace(
             self,
             train=replace(self.train, epochs=2),
@@ -116,7 +114,7 @@ class Benchmark:
         )
 
     def measure(self, run: Run, _: Setting) -> dict[str, float]:
-        """The papers' summary of a learning curve: best running mean, and the rounds to a target."""
+        """The best running mean of a learning curve, and the rounds to a target."""
         scores = [(line["round"], line["eval"]) for line in run.history if "eval" in line]
         curves = {metric: [(number, eval_[metric]) for number, eval_ in scores] for metric in self.metrics}
         found: dict[str, float | None] = {
@@ -127,7 +125,6 @@ class Benchmark:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def compare(self, options: Options) -> Comparison:
-        """All methods over all seeds."""
         mine = self.quick() if options.quick else self
         return compared(
             self.name,
@@ -146,29 +143,16 @@ class Benchmark:
         )
 
     def recipe(self, seeds: int) -> Recipe:
-        """Known to the command by its name."""
         return Recipe(self.name, self.title, self.compare, seeds=seeds)
 
 
-def published(figures: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], float]:
-    """A paper's figures as a comparison wants them."""
-    return {(method, metric): value for method, metrics in figures.items() for metric, value in metrics.items()}
-
-
-def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    """A module with the initial weights of a seed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return make()
-
-
 def mnist_writers(seed: int, quick: bool) -> Setting:
-    """MNIST shared out by who wrote it; the test digits are by other writers."""
+    """MNIST, a client for each writer; other writers wrote the test digits."""
     data = load("mnist-writers")
     return Setting(
         Classification(seeded(seed, lambda: mlp(data.train.x.shape[1:], 10, (20,) if quick else (200,)))),
         partition.by_group(data.train, "writer"),
-        _part(data.test, quick),
+        about(data.test, 200) if quick else data.test,
     )
 
 
@@ -186,7 +170,7 @@ def cifar10(seed: int, quick: bool) -> Setting:
     return Setting(
         Classification(seeded(seed, network), augment=Compose((Crop(24), Flip()))),
         partition.dirichlet(some, clients=50, alpha=0.1, seed=seed, minimum=20),
-        _part(data.test, quick),
+        about(data.test, 200) if quick else data.test,
     )
 
 
@@ -196,8 +180,8 @@ def cifar100(seed: int, quick: bool) -> Setting:
     augment = Compose((Crop(24), Flip()))
     return Setting(
         Classification(seeded(seed, lambda: resnet18((3, 24, 24), 100, width=2 if quick else 64)), augment=augment),
-        partition.pachinko(_part(data.train, quick), clients=10 if quick else 500, seed=seed),
-        _part(data.test, quick),
+        partition.pachinko(about(data.train, 200) if quick else data.train, clients=10 if quick else 500, seed=seed),
+        about(data.test, 200) if quick else data.test,
     )
 
 
@@ -208,12 +192,8 @@ def emnist62(seed: int, quick: bool) -> Setting:
     return Setting(
         Classification(seeded(seed, lambda: cnn(data.train.x.shape[1:], 62, channels, hidden))),
         partition.by_group(data.train, "writer", minimum=1),
-        _part(data.test, quick),
+        about(data.test, 200) if quick else data.test,
     )
-
-
-def _part(data: Dataset, quick: bool) -> Dataset:
-    return data[:: max(1, len(data) // 200)] if quick else data
 
 
 CIFAR100 = Benchmark(

@@ -1,4 +1,4 @@
-"""FedSEP where a client is hardly ever seen twice: the tags of Stack Overflow's questions, by user."""
+"""FedSEP at clients that rarely take part twice: the tags of Stack Overflow's questions, by user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from consilience.data.loaders import stackoverflow
 from consilience.data.loaders.files import data_root
 from consilience.models import bag_of_words
 from consilience.optim import SGD
-from consilience.recipes.fedep import Benchmark, published, seeded
+from consilience.recipes.base import published, seeded
+from consilience.recipes.fedep import Benchmark
 from consilience.server.optimizers import AdaGrad
 from consilience.studies.compare import Setting
 from consilience.tasks.supervised import MultiLabel
@@ -17,14 +18,14 @@ from consilience.tasks.supervised import MultiLabel
 BATCH, WORDS, TAGS, TESTED = 100, 10_000, 500, 10_000
 CLIENTS, ALL_CLIENTS = 10_000, 342_477
 
-# The paper's loss is summed over a batch and averaged over tags, ours averaged over a batch and summed over tags, so
-# theirs is a fifth of ours. The mean takes the same way with a fifth of their client lr (50 → 10) and with precisions,
-# which are in units of the loss, five times as large. η = Λμ then is five times as large too, and AdaGrad, whose steps
-# have the length lr whatever the scale, needs five times the lr and eps; on weights, in FedAvg and FedPA, it does not.
+# The paper sums its loss over a batch and averages it over tags; ours is averaged over a batch and summed over tags, so
+# the paper's is a fifth of ours. The mean follows the same path with a fifth of the paper's client lr (50 → 10) and
+# precisions, which are in units of the loss, five times as large. Then η = Λμ is also five times as large, and AdaGrad,
+# whose steps have the length lr at any scale, needs five times the lr and eps on η, but not on weights.
 LOSS = BATCH / TAGS
 
-# c = 1e-8 an example makes the precision of q, c · N, about 1 in the paper's units. We read a part of the users: each
-# example stands for others that are not read, or cavities would be too weak and AdaGrad's steps of η too long.
+# c = 1e-8 per example makes the precision of q, c · N, about 1 in the paper's units. This recipe reads a part of the
+# users, so each example counts for several; otherwise cavities would be too weak and AdaGrad's steps of η too long.
 SHARE = CLIENTS / ALL_CLIENTS
 
 
@@ -54,7 +55,7 @@ STACK_OVERFLOW = Benchmark(
     name="fedep-stackoverflow",
     title="Stack Overflow's tags by user",
     text="Logistic regression from the frequencies of 10,000 words to 500 tags at 10,000 of the 342,477 users, 10 a "
-    "round: a user is hardly ever seen again, so only methods without state at the clients make sense.",
+    "round. A user rarely takes part twice, so only methods without client state make sense.",
     setting=setting,
     train=SGD(lr=50 * LOSS, momentum=0.9, epochs=5, batch_size=BATCH),
     server=AdaGrad(lr=5.0, eps=1e-5),

@@ -1,4 +1,4 @@
-"""Learning from clients who see different labels: FedNP, and all that it is compared with."""
+"""Label skew: FedNP, its ablation and the methods that its paper compares it with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from consilience.algorithms import (
     MOON,
@@ -22,26 +23,47 @@ from consilience.algorithms import (
     LocalOnly,
     Pooled,
 )
+from consilience.algorithms.base import algorithm
 from consilience.algorithms.switch import Method
 from consilience.data import Compose, Crop, Dataset, Federation, Flip, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.models import mlp, resnet18
 from consilience.optim import SGD
-from consilience.recipes.base import Options, Recipe, compared
-from consilience.recipes.fedep import published, seeded
+from consilience.recipes.base import Options, Recipe, about, compared, published, seeded
 from consilience.studies.compare import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
 TEXT = (
-    "All methods start from the same weights and do the same local work, with plain SGD: SCAFFOLD and FedDC know "
-    "nothing else. “FedNP, f = 0” is the ablation: nothing is learned of the others' data, and what is left is a "
-    "learned spring on the last layer. “seconds” are those of training, over all rounds."
+    "All methods start from the same weights and do the same local work with plain SGD, which SCAFFOLD and FedDC "
+    "require. “FedNP, f = 0” is the ablation: z carries no information, and only the term that ties the last layer to "
+    "a prediction remains. “seconds” are those of training, over all rounds."
 )
 PAPER = ("FedAvg", "FedProx", "MOON", "SCAFFOLD", "FedDyn", "FedDC", "FedPA", "FedLA", "FedNP")
 
 
+@algorithm
+class PooledSignal(FedNP):
+    """FedNP with one f for all coordinates of z, the mean of its network's outputs, as in the paper. Then all z_i stay
+    equal, and the dimension of z is redundant."""
+
+    def f(self, output: Tensor) -> Tensor:
+        return super().f(output.mean(-1, keepdim=True).expand_as(output))
+
+
+@algorithm
+class WithoutSignal(FedNP):
+    """FedNP with f = 0, the ablation: sites carry no information and q(z) stays N(0, 1). The KL term of W remains."""
+
+    @property
+    def name(self) -> str:
+        return "FedNP, f = 0"
+
+    def f(self, output: Tensor) -> Tensor:
+        return torch.zeros_like(output)
+
+
 def everyone(train: SGD, as_printed: bool = False) -> dict[str, Method]:
-    """The field; `as_printed` has FedNP as in its paper, with one f for all coordinates of z and undamped sites."""
+    """All methods by name; `as_printed` takes FedNP as in its paper, with one f and undamped sites."""
     return {
         "FedAvg": FedAvg(train),
         "FedProx": FedProx(train, mu=0.01),
@@ -53,8 +75,8 @@ def everyone(train: SGD, as_printed: bool = False) -> dict[str, Method]:
         "FedPA": FedPA(train, burn_in=train.epochs // 2),
         "FedLA": FedLA(train),
         "FedBE": FedBE(train),
-        "FedNP": FedNP(train, pool="all", damping=1.0) if as_printed else FedNP(train),
-        "FedNP, f = 0": FedNP(train, signal="nothing"),
+        "FedNP": PooledSignal(train, damping=1.0) if as_printed else FedNP(train),
+        "FedNP, f = 0": WithoutSignal(train),
         "LocalOnly": LocalOnly(train),
         "Pooled": Pooled(train),
     }
@@ -62,7 +84,7 @@ def everyone(train: SGD, as_printed: bool = False) -> dict[str, Method]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Data, who holds what, and a budget. `tune` is the number of trials that every method has."""
+    """Data, their partition, and a budget. `tune` is the number of trials for each method."""
 
     name: str
     title: str
@@ -79,18 +101,16 @@ class Benchmark:
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def methods(self) -> dict[str, Method]:
-        """Those that this benchmark compares, by name."""
         known = everyone(self.train, self.as_printed)
         return {name: known[name] for name in self.names}
 
     def quick(self) -> Benchmark:
-        """A few rounds of little work, to see that everything runs; large networks with two methods only."""
+        """The small size: a few rounds of little work; for large networks, two methods."""
         names = self.names if self.tune else ("FedAvg", "FedNP")
         train, tiny = replace(self.train, epochs=2, batch_size=32), Simulator(chunk=5, workers=1, threads=1)
         return replace(self, train=train, rounds=2, names=names, tune=self.tune and 1, every=2, engine=tiny, paper={})
 
     def compare(self, options: Options) -> Comparison:
-        """All methods over all seeds."""
         mine = self.quick() if options.quick else self
         return compared(
             self.name,
@@ -109,7 +129,6 @@ class Benchmark:
         )
 
     def recipe(self, seeds: int) -> Recipe:
-        """Known to the command by its name."""
         return Recipe(self.name, self.title, self.compare, seeds=seeds)
 
 
@@ -119,18 +138,17 @@ Share = Callable[[Dataset, int], Federation]
 def fmnist(share: Share, seed: int, quick: bool) -> Setting:
     """6,000 images of Fashion-MNIST at ten clients; an MLP, for two cores."""
     data = load("fashion-mnist")
-    train, test = _every(data.train, 100 if quick else 10), _every(data.test, 50 if quick else 1)
+    train, test = data.train[:: 100 if quick else 10], data.test[:: 50 if quick else 1]
     module = seeded(seed, lambda: mlp(train.x.shape[1:], 10, (20,) if quick else (100,)))
     return Setting(Classification(module), share(train, seed), test)
 
 
 def images(name: str, clients: int, seed: int, quick: bool) -> Setting:
-    """A whole data set of small images, every client with its mix of labels; ResNet-18 with GroupNorm.
+    """A whole data set of small images, each client with its own mixture of labels; ResNet-18 with GroupNorm.
 
-    The paper does not say how images are augmented: crops and flips are those of its public code. That has BatchNorm.
-    """
+    The paper does not state its augmentation: crops and flips are those of its public code, which has BatchNorm."""
     data = load(name)
-    train, test = (_every(part, max(1, len(part) // 300)) if quick else part for part in (data.train, data.test))
+    train, test = (about(part, 300) if quick else part for part in (data.train, data.test))
     clients, classes = 5 if quick else clients, len(data.train.classes)
     module = seeded(seed, lambda: resnet18(train.x.shape[1:], classes, width=2 if quick else 64))
     federation = partition.mixtures(train, clients, alpha=0.5, seed=seed)
@@ -138,12 +156,8 @@ def images(name: str, clients: int, seed: int, quick: bool) -> Setting:
     return Setting(Classification(module, augment=augment), federation, test)
 
 
-def _every(data: Dataset, step: int) -> Dataset:
-    return data[::step]
-
-
 def label_skew(name: str, who: str, share: Share) -> Benchmark:
-    """A study that two cores can do."""
+    """A study for two CPU cores."""
     return Benchmark(
         name=name,
         title=f"Fashion-MNIST, {who}",
@@ -159,7 +173,7 @@ def label_skew(name: str, who: str, share: Share) -> Benchmark:
 
 
 def at_paper_size(name: str, data: str, clients: int, figures: Mapping[str, float]) -> Benchmark:
-    """The paper's setting: wants a GPU."""
+    """The paper's setting, for a GPU."""
     return Benchmark(
         name=name,
         title=f"{data} at {clients} clients",
@@ -182,7 +196,7 @@ def dirichlet(data: Dataset, seed: int) -> Federation:
 
 
 def one_or_two(data: Dataset, seed: int) -> Federation:
-    """Two shards of sorted labels for everyone."""
+    """Two shards of sorted labels for each client."""
     return partition.shards(data, 10, shards_per_client=2, seed=seed)
 
 

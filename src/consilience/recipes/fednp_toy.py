@@ -1,145 +1,58 @@
-"""FedNP's first example: three clients see three pieces of a parabola, and fit a cubic together."""
+"""FedNP's toy regression: its settings, table and figures. The problem itself is in parabola.py."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from consilience.algorithms import SCAFFOLD, FedAvg, FedNP, FedPA, FedProx, Pooled
+from consilience.algorithms import FedNP
 from consilience.algorithms.base import Algorithm
 from consilience.core import keys
 from consilience.core.ranges import Range
-from consilience.core.records import rows as of_clients
-from consilience.data import Dataset, Federation
-from consilience.data.cohort import Cohort
-from consilience.engines import Simulator
+from consilience.data import Dataset
 from consilience.figures.panels import Curve, Mark, Panel, Panels
-from consilience.metrics import spread
-from consilience.optim import RMSprop
-from consilience.recipes.base import Options, Recipe
-from consilience.recipes.fedep import seeded
-from consilience.runs.fit import fit
-from consilience.runs.run import Run
-from consilience.studies.compare import Comparison, Row, paired_test
+from consilience.recipes.base import Options, Recipe, Scores, finished, rows_of
+from consilience.recipes.parabola import (
+    ABLATION,
+    FEDAVG,
+    FEDNP,
+    FIT,
+    PIECES,
+    ROUNDS,
+    Learned,
+    federation,
+    learn,
+    least_squares,
+    local,
+    methods,
+    mse,
+    powers,
+    variants,
+)
+from consilience.studies.compare import Comparison, paired_test
 from consilience.studies.tune import Settings, with_settings
-from consilience.tasks.supervised import Regression
 
-PIECES = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))
-TRUTH = torch.tensor([5.0, 2.0, -1.0, 0.0], dtype=torch.float64)
-NOISE = 5.0
-ROUNDS = 10
-ENGINE = Simulator(device="cpu", chunk=len(PIECES), workers=1, threads=1)
-FIT, POOLED, FEDAVG, FEDNP, ABLATION = "Pooled fit", "Pooled", "FedAvg", "FedNP", "FedNP, f = 0"
-MSE, TUNED = "mse", "mse, tuned"
+MSE, TUNED, SAME = "mse", "mse, tuned", "mse, λ = 10"
 PAPER = {FEDAVG: 116.5, "FedProx": 117.1, "SCAFFOLD": 100.5, "FedPA": 97.9, FEDNP: 72.4}
 TEXT = (
     "y = −x² + 2x + 5 with noise of deviation 5, at three clients: 30 points in [−7, −5], 20 in [−2, 2], 50 in [4, 8]. "
-    "The model is a cubic in x as it is, four coefficients, from random ones. RMSprop 0.01 in batches of 10, one local "
-    "epoch, ten rounds; the error is that on all clients' training data, as in the paper. A seed is another draw of "
-    "data and first coefficients. “mse” has the paper's steps, and the best of eleven strengths for the "
-    "methods that have one (FedProx's μ, FedNP's λ), which the paper does not give; in “mse, tuned” the sizes of the "
-    "clients' and the server's steps are searched, too, with as many trials for everyone. Settings are chosen on other "
-    "federations of the same kind, by points that nobody has learned from. “Pooled fit” is least squares; “Pooled” has "
-    "all data in one place and takes the same ten epochs of RMSprop. “mse of μ” is the error of the mean of N(μ, v), "
-    "FedNP's distribution of the coefficients. FedPA has one sample in an epoch, and so is FedAvg with mean iterates."
+    "The model is a cubic in unscaled x with four coefficients, drawn at random. RMSprop 0.01 in batches of 10, one "
+    "local epoch, ten rounds; the error is that on all clients' training data, as in the paper. A seed draws data, "
+    "initial coefficients and the weights of FedNP's networks. “mse” has the paper's step sizes and the best of eleven "
+    "strengths for methods that have one (FedProx's μ, FedNP's λ), which the paper does not give. For “mse, tuned” the "
+    "clients' and the server's step sizes are searched as well, with the same number of trials for each method. "
+    "Settings are chosen on other federations of the same kind, by points outside their training data. “mse, λ = 10” "
+    "compares variants of FedNP at one strength. “Pooled fit” is least squares; “Pooled” has all data in one place and "
+    "takes the same ten epochs of RMSprop. “mse of μ” is the error of the mean of N(μ, v), FedNP's prediction of the "
+    "coefficients. FedPA has one sample in an epoch, so it is FedAvg with mean iterates."
 )
-
-
-class Cubic(nn.Module):
-    """w₀ + w₁x + w₂x² + w₃x³, features as they are: x³ reaches 512."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(len(TRUTH), 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, 1] to [N, 1]."""
-        out: Tensor = self.linear(powers(x))
-        return out
-
-
-def powers(x: Tensor) -> Tensor:
-    """(1, x, x², x³) of x [..., 1]."""
-    return torch.cat([torch.ones_like(x), x, x * x, x * x * x], -1)
-
-
-def federation(seed: int) -> Federation:
-    """Three clients, each with its piece."""
-    rng, silos = np.random.default_rng(seed), {}
-    for number, (low, high, count) in enumerate(PIECES, 1):
-        x = torch.from_numpy(rng.uniform(low, high, (count, 1)))
-        y = powers(x) @ TRUTH.unsqueeze(1) + NOISE * torch.from_numpy(rng.normal(size=(count, 1)))
-        silos[f"client {number}"] = Dataset(x.float(), y.float(), name="pieces of a parabola")
-    return Federation.from_silos(silos)
-
-
-def mse(w: Tensor, data: Dataset) -> float:
-    """Of a cubic with coefficients w [4]."""
-    return float((powers(data.x.double()) @ w.double() - data.y[:, 0]).square().mean())
-
-
-def least_squares(data: Dataset) -> Tensor:
-    """The coefficients with the least error."""
-    found: Tensor = torch.linalg.lstsq(powers(data.x.double()), data.y.double()).solution
-    return found[:, 0]
-
-
-def methods() -> dict[str, Algorithm]:
-    """With the paper's steps. What f hears are losses, half the squared residuals in units of the noise; sites are
-    replaced at once (δ = 1)."""
-    train = RMSprop(lr=0.01, batch_size=10)
-    latent = FedNP(train, latent=1, bound=1.0, signal="losses", signal_hidden=10, damping=1.0)
-    return {
-        POOLED: Pooled(train),
-        FEDAVG: FedAvg(train),
-        "FedProx": FedProx(train),
-        "SCAFFOLD": SCAFFOLD(train, variate="gradient"),
-        "FedPA": FedPA(train),
-        FEDNP: latent,
-        ABLATION: replace(latent, signal="nothing"),
-    }
-
-
-def coefficients(run: Run) -> Tensor:
-    """What the server has learned, [4]."""
-    return run.posterior.mean[run.task.slice(parameter="linear.weight")]
-
-
-@dataclass(frozen=True)
-class Learned:
-    """One run, and the coefficients after every round, [rounds, 4]."""
-
-    run: Run
-    path: Tensor
-
-    def predicted(self) -> Tensor | None:
-        """μ, if the method has one."""
-        if not isinstance(self.run.algorithm, FedNP):
-            return None
-        return self.run.algorithm.weights(self.run.task, cast(Any, self.run.server)).mean
-
-
-def learn(method: Algorithm, seed: int) -> Learned:
-    """Ten rounds on the federation of a seed."""
-    path: list[Tensor] = []
-    run = fit(
-        method,
-        Regression(seeded(seed, Cubic), noise=NOISE),
-        federation(seed),
-        rounds=ROUNDS,
-        seed=seed,
-        engine=ENGINE,
-        progress=False,
-        callbacks=[lambda run, _: path.append(coefficients(run).clone())],
-    )
-    return Learned(run, torch.stack(path))
 
 
 # Features of order one would want strengths below 1. Here the curvature of the loss is E[x⁶]/25, about 2,000.
@@ -151,9 +64,9 @@ OTHERS, UNSEEN = 10_000, 20_000  # seeds of federations to choose settings on, a
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: strengths with the paper's steps, then trials of everything, on the `first` federations. The
-    best few, `left`, are tried again on the `last` ones, which decide: errors differ much between federations, and the
-    best of many on a few of them was lucky there."""
+    """The search: strengths with the paper's steps, then trials of all settings, on the `first` federations. The best
+    few, `left`, are tried again on the `last` federations, which decide: errors differ much between federations, and
+    the best of many trials on a few federations is partly chance."""
 
     strengths: int
     trials: int
@@ -167,19 +80,19 @@ QUICK = Effort(2, 2, range(OTHERS, OTHERS + 1), 1, range(OTHERS + 1, OTHERS + 2)
 
 
 def score(method: Algorithm, seeds: range) -> float:
-    """The mean error on points that nobody has learned from."""
+    """The mean error on points outside the training data."""
     return statistics.fmean(mse(learn(method, seed).path[-1], federation(UNSEEN + seed).data) for seed in seeds)
 
 
 def grid(label: str, count: int) -> list[Settings]:
-    """Strengths from the weakest to the strongest; nothing else."""
+    """Strengths from the weakest to the strongest, if the method has one."""
     if label not in STRENGTH:
         return [{}]
     return [{STRENGTH[label]: STRENGTHS.at(index / (count - 1))} for index in range(count)]
 
 
 def draws(label: str, method: Algorithm, count: int) -> list[Settings]:
-    """The method as it is, then step sizes at random, the same draws for everyone, and strengths near its own."""
+    """The method as it is, then random step sizes, the same for all methods, and strengths near its own."""
     ranges = {path: within for path, within in STEPS.items() if hasattr(method, path.split(".")[0])}
     if label in STRENGTH:
         own = getattr(method, STRENGTH[label])
@@ -195,7 +108,7 @@ def draws(label: str, method: Algorithm, count: int) -> list[Settings]:
 
 
 def best(label: str, method: Algorithm, tried: Sequence[Settings], effort: Effort) -> tuple[Algorithm, dict[str, Any]]:
-    """The method with the best settings, and what was tried with its first scores, as comparison.json has it."""
+    """The method with the best settings, and the trials with their first scores for comparison.json."""
     entry = {"method": label, "trials": len(tried), "metric": MSE}
     if len(tried) == 1:
         return method, entry
@@ -212,45 +125,46 @@ Runs = dict[str, list[Learned]]
 
 
 def run(options: Options) -> Comparison:
-    """Strengths, then step sizes, then every seed with both."""
+    """Choose strengths, then step sizes; then run every seed with both, and the variants."""
     start, effort = time.perf_counter(), QUICK if options.quick else FULL
-    announce = options.announce or (lambda method, seed: None)
     tuning: dict[str, list[dict[str, Any]]] = {MSE: [], TUNED: []}
     found: dict[str, Runs] = {MSE: {}, TUNED: {}}
     for label, method in methods().items():
-        announce(f"tuning {label}", 0)
+        options.tell(f"tuning {label}", 0)
         fixed, entry = best(label, method, grid(label, effort.strengths), effort)
         tuning[MSE].append(entry)
         free, entry = best(f"{label}, tuned", fixed, draws(label, fixed, effort.trials), effort)
         tuning[TUNED].append(entry)
-        for metric, chosen in ((MSE, fixed), (TUNED, free)):
-            found[metric][label] = []
-            for seed in range(options.seeds):
-                announce(label, seed)
-                again = metric == TUNED and free == fixed
-                found[metric][label].append(found[MSE][label][seed] if again else learn(chosen, seed))
+        found[MSE][label] = learned(label, fixed, options)
+        found[TUNED][label] = found[MSE][label] if free == fixed else learned(label, free, options)
+    found[SAME] = {label: learned(label, method, options) for label, method in variants(10.0).items()}
     data = [federation(seed).data for seed in range(options.seeds)]
     scores = tabled(found, data)
-    result = Comparison(
+    return finished(
+        "fednp-toy",
         "A cubic from three pieces",
         TEXT,
-        options.command("fednp-toy"),
-        rows=[
-            Row(method, metric, *spread(values), len(values), PAPER.get(method) if metric == MSE else None)
-            for (method, metric), values in scores.items()
-        ],
-        figures=[curve_figure(found[MSE]), course_figure(found[MSE], tuning[MSE], data)],
+        options,
+        rows_of(scores, {(method, MSE): value for method, value in PAPER.items()}),
+        [curve_figure(found[MSE]), course_figure(found[MSE], tuning[MSE], data)],
+        start,
         scores=[{"method": method, "metric": metric, "values": values} for (method, metric), values in scores.items()],
         paired=paired(scores),
         tuning=[entry for entry in (*tuning[MSE], *tuning[TUNED]) if entry["trials"] > 1],
     )
-    result.seconds = time.perf_counter() - start
-    result.save(options.out)
-    return result
+
+
+def learned(label: str, method: Algorithm, options: Options) -> list[Learned]:
+    """A run for each seed."""
+    runs = []
+    for seed in range(options.seeds):
+        options.tell(label, seed)
+        runs.append(learn(method, seed))
+    return runs
 
 
 def tabled(found: dict[str, Runs], data: Sequence[Dataset]) -> dict[tuple[str, str], list[float]]:
-    """Every score in every seed, by method and metric."""
+    """The scores of all seeds by method and metric."""
     fits = [least_squares(one) for one in data]
     scores = {(FIT, MSE): [mse(w, one) for w, one in zip(fits, data, strict=True)]}
     for metric, by_method in found.items():
@@ -265,33 +179,18 @@ def tabled(found: dict[str, Runs], data: Sequence[Dataset]) -> dict[tuple[str, s
     return scores
 
 
-def paired(scores: dict[tuple[str, str], list[float]]) -> list[dict[str, Any]]:
-    """How far FedNP is from every other method, seed by seed."""
+def paired(scores: Scores) -> list[dict[str, Any]]:
+    """Paired tests of FedNP against each other method, over seeds."""
     entries = []
     for (method, metric), values in scores.items():
-        if metric in (MSE, TUNED) and method not in (FIT, FEDNP):
+        if metric in (MSE, TUNED, SAME) and method not in (FIT, FEDNP):
             pairs = list(zip(scores[FEDNP, metric], values, strict=True))
             entries.append({"method": FEDNP, "versus": method, "metric": metric, **paired_test(pairs)})
     return entries
 
 
-def local(run: Run, seed: int) -> dict[str, Tensor]:
-    """The coefficients of every client after one more epoch: what the server would have, had that client alone
-    answered."""
-    clients, algorithm = run.federation, run.algorithm
-    ids = clients.sizes.argsort(descending=True)
-    cohort = Cohort(clients, ids, round=ROUNDS + 1, round_size=len(ids), seed=seed)
-    message = algorithm.message(run.server, ids)
-    update, _ = algorithm.local(run.task, message, run.states.gather(ids), cohort)
-    where, found = run.task.slice(parameter="linear.weight"), {}
-    for row, client in enumerate(ids.tolist()):
-        server = algorithm.fuse(run.server, of_clients(update, row))
-        found[clients.name(client)] = algorithm.posterior(server).mean[where]
-    return dict(sorted(found.items()))
-
-
 def drawn(label: str, x: Tensor, w: Tensor) -> Curve:
-    """A cubic."""
+    """The curve of a cubic."""
     return Curve(label, x.tolist(), (powers(x.double().unsqueeze(1)) @ w.double()).tolist())
 
 
@@ -315,16 +214,16 @@ def curve_figure(found: Runs) -> Panels:
     ]
     panels.append(Panel("FedNP's distribution", [best_fit, *band, mean], x_label="x"))
     caption = (
-        "Left and centre: crosses are means of five neighbouring points of the first seed's data; the dashed lines are "
-        "the clients' own cubics after one more epoch from the global one. Right: the cubics of N(μ, v), the mean and "
-        "three standard deviations on both sides. The mean of KL(N(μ, v) ‖ N(w, ε)) is least at v = ε, here 1, "
-        "whatever the data: the band shows the choice of ε, and not how much is known."
+        "Left and centre: crosses are means of five neighbouring points of the first seed's data; dashed lines are the "
+        "clients' own cubics after one more epoch from the global one. Right: the cubics of N(μ, v), the mean and "
+        "three standard deviations on both sides. The mean of KL(N(μ, v) ‖ N(w, ε)) is least at v = ε, here 1, for any "
+        "data: the band shows the choice of ε, not what the data determine."
     )
     return Panels("Three pieces and one cubic", caption, panels)
 
 
 def means_of_five(data: Dataset) -> Iterable[Mark]:
-    """A client's points, a few at a time."""
+    """The means of five neighbouring points at a time."""
     order = data.x[:, 0].argsort()
     for first in range(0, len(order), 5):
         part = order[first : first + 5]
@@ -344,8 +243,8 @@ def course_figure(found: Runs, tuning: Sequence[dict[str, Any]], data: Sequence[
             scores = [trial["score"] for trial in entry["all"]]
             by_strength.append(Curve(entry["method"], np.log10(strengths).tolist(), scores))
     caption = (
-        "Left: the error after every round, the mean over seeds, with the paper's steps. Right: the error on unseen "
-        "points for every strength that was tried; FedProx's μ, FedNP's λ."
+        "Left: the error after each round, the mean over seeds, with the paper's steps. Right: the error on unseen "
+        "points for each strength; FedProx's μ, FedNP's λ."
     )
     return Panels(
         "By round and by strength",

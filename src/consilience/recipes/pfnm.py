@@ -28,8 +28,7 @@ from consilience.matching import BetaBernoulli, Clusterer, DPMeans
 from consilience.metrics import spread
 from consilience.models import mlp
 from consilience.optim import AMSGrad
-from consilience.recipes.base import Options, Recipe, finished
-from consilience.recipes.fedep import seeded
+from consilience.recipes.base import Options, Recipe, finished, seeded
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
 from consilience.server.optimizers import Adam

@@ -17,8 +17,7 @@ from consilience.engines.simulator import Simulator
 from consilience.figures.panels import Curve, Panel, Panels
 from consilience.models import lenet5, resnet9
 from consilience.optim import SGD, Tapered
-from consilience.recipes.base import Options, Recipe, finished
-from consilience.recipes.fedep import seeded
+from consilience.recipes.base import Options, Recipe, finished, seeded
 from consilience.runs.directory import Storage
 from consilience.runs.run import Run
 from consilience.studies.compare import Comparison, Row, Setting, compare

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.shared import averaging
 from consilience.core import guards
 from consilience.core.checks import NonNegative, Positive
+from consilience.core.errors import ConsilienceError
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import record, tree_map
 from consilience.data.cohort import Cohort, Info
@@ -68,6 +71,19 @@ class Factors(Algorithm):
 
     def posterior(self, server: Server) -> Gaussian:
         return server.q
+
+
+def gap_to_product(
+    name: str, q: Gaussian, prior: Gaussian, sites: Iterable[Gaussian], *, required: bool = True
+) -> float:
+    """The distance of q from the prior times all sites, which come in groups, relative to q's length. An error if
+    `required` and it exceeds rounding. Lengths below 1e-3 count as 1e-3, because earlier rounding stays."""
+    for group in sites:
+        prior = prior * group.product()
+    gap = float((q / prior).norm / q.norm.clamp_min(1e-3))
+    if required and gap > 1e-3:
+        raise ConsilienceError(f"{name} is not the product of the sites: they differ by {gap:.2g} of its length")
+    return gap
 
 
 def _without_overshoot(before: Gaussian, update: Gaussian, after: Gaussian, memory: Moments) -> Server:
