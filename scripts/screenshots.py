@@ -19,7 +19,8 @@ from consilience.data import Dataset, partition
 from consilience.models import mlp
 from consilience.recipes import RECIPES, Options
 from consilience.report import write_report
-from consilience.studies.compare import Setting, compare
+from consilience.studies.compare import compare
+from consilience.studies.setting import Setting
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 FRAME = (

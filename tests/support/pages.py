@@ -16,7 +16,7 @@ from consilience.evaluation.scores import Entropies
 from consilience.figures.panels import Curve, Ellipse, Mark, Panel, Panels
 from consilience.figures.pictures import Pictures
 from consilience.report import write_report
-from consilience.studies.compare import Comparison, Row
+from consilience.studies.comparison import Comparison, Row
 
 HOSTILE = "<script>alert('x')</script>"
 

@@ -17,7 +17,9 @@ from consilience.figures.panels import Panels
 from consilience.figures.pictures import Pictures
 from consilience.metrics import spread
 from consilience.runs.directory import Storage
-from consilience.studies.compare import Comparison, Row, Setting, compare
+from consilience.studies.compare import compare
+from consilience.studies.comparison import Comparison, Row
+from consilience.studies.setting import Setting
 
 Scores = Mapping[tuple[str, str], Sequence[float]]
 """Scores over seeds, by (method, metric)."""

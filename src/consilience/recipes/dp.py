@@ -9,7 +9,8 @@ from consilience.engines.simulator import Simulator
 from consilience.models import mlp
 from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared, seeded
-from consilience.studies.compare import Comparison, Setting
+from consilience.studies.comparison import Comparison
+from consilience.studies.setting import Setting
 from consilience.tasks.supervised import Classification
 
 NAME, TITLE = "dp-mnist", "MNIST at 6,000 clients with differential privacy"

@@ -24,7 +24,9 @@ from consilience.recipes.base import Options, Recipe, finished, seeded
 from consilience.recipes.epgan_variants import Spring
 from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
-from consilience.studies.compare import Comparison, Row, Setting, compare
+from consilience.studies.compare import compare
+from consilience.studies.comparison import Comparison, Row
+from consilience.studies.setting import Setting
 from consilience.tasks.adversarial import Adversarial
 from consilience.tasks.objectives import LeastSquares, Objective
 from consilience.tasks.supervised import Classification

@@ -29,7 +29,8 @@ from consilience.recipes.base import Options, Recipe, seeded
 from consilience.recipes.epgan_variants import Printed, Spring
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
-from consilience.studies.compare import Comparison, Row, paired_test
+from consilience.studies.comparison import Comparison, Row
+from consilience.studies.scores import paired_test
 from consilience.tasks.adversarial import Adversarial
 
 CENTRES = torch.tensor([[-3.0, 3.0], [3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]])

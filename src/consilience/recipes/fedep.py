@@ -19,7 +19,8 @@ from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, about, compared, published, seeded
 from consilience.runs.run import Run
 from consilience.server.optimizers import Momentum, ServerOptimizer
-from consilience.studies.compare import Comparison, Setting
+from consilience.studies.comparison import Comparison
+from consilience.studies.setting import Setting
 from consilience.tasks.supervised import Classification
 
 TEXT = (

@@ -25,7 +25,7 @@ from consilience.metrics import spread
 from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe
 from consilience.runs.fit import fit
-from consilience.studies.compare import Comparison, Row
+from consilience.studies.comparison import Comparison, Row
 from consilience.tasks.supervised import Regression
 from consilience.tasks.task import Task
 

@@ -22,7 +22,7 @@ from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
-from consilience.studies.compare import Comparison, Row
+from consilience.studies.comparison import Comparison, Row
 from consilience.tasks.supervised import MultiLabel
 
 TEXT = (

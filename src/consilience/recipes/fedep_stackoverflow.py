@@ -12,7 +12,7 @@ from consilience.optim import SGD
 from consilience.recipes.base import published, seeded
 from consilience.recipes.fedep import Benchmark
 from consilience.server.optimizers import AdaGrad
-from consilience.studies.compare import Setting
+from consilience.studies.setting import Setting
 from consilience.tasks.supervised import MultiLabel
 
 BATCH, WORDS, TAGS, TESTED = 100, 10_000, 500, 10_000

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 from consilience.figures.panels import Curve, Panel, Panels
 from consilience.inference.sigmoid_moments import ZETA2, Approximation, derivative, quadrature, sigmoid_moments
 from consilience.recipes.base import Options, Recipe, finished, rows_of
-from consilience.studies.compare import Comparison
+from consilience.studies.comparison import Comparison
 
 EXACT = "exact"
 TEXT = (

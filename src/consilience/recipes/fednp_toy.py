@@ -36,8 +36,9 @@ from consilience.recipes.parabola import (
     powers,
     variants,
 )
-from consilience.studies.compare import Comparison, paired_test
-from consilience.studies.tune import Settings, with_settings
+from consilience.studies.comparison import Comparison
+from consilience.studies.knobs import Settings, with_settings
+from consilience.studies.scores import paired_test
 
 MSE, TUNED, SAME = "mse", "mse, tuned", "mse, λ = 10"
 PAPER = {FEDAVG: 116.5, "FedProx": 117.1, "SCAFFOLD": 100.5, "FedPA": 97.9, FEDNP: 72.4}

@@ -14,7 +14,8 @@ from consilience.models import logistic
 from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared
 from consilience.runs.run import Run
-from consilience.studies.compare import Comparison, Setting
+from consilience.studies.comparison import Comparison
+from consilience.studies.setting import Setting
 from consilience.tasks.supervised import Classification
 
 TEXT = (

@@ -32,7 +32,7 @@ from consilience.recipes.base import Options, Recipe, finished, seeded
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
 from consilience.server.optimizers import Adam
-from consilience.studies.compare import Comparison, Row
+from consilience.studies.comparison import Comparison, Row
 from consilience.studies.distil import distil
 from consilience.tasks.supervised import Classification
 from consilience.tasks.task import Task

@@ -28,7 +28,8 @@ from consilience.recipes.pfnm import (
     shared_out,
     trained,
 )
-from consilience.studies.compare import Comparison, Setting
+from consilience.studies.comparison import Comparison
+from consilience.studies.setting import Setting
 from consilience.tasks.supervised import Classification
 
 VARIANCES, PRIOR_VARIANCES, MASSES = (0.1, 0.3, 1.0, 3.0), (1.0, 10.0, 100.0), (1e-3, 1.0, 50.0)

@@ -20,7 +20,9 @@ from consilience.optim import SGD, Tapered
 from consilience.recipes.base import Options, Recipe, finished, seeded
 from consilience.runs.directory import Storage
 from consilience.runs.run import Run
-from consilience.studies.compare import Comparison, Row, Setting, compare
+from consilience.studies.compare import compare
+from consilience.studies.comparison import Comparison, Row
+from consilience.studies.setting import Setting
 from consilience.tasks.supervised import Classification
 
 CLIENTS, TAIL = 10, 20  # the last rounds, whose scores say how smooth a curve is

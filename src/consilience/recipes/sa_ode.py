@@ -24,7 +24,7 @@ from consilience.optim.schedules import Tapered
 from consilience.recipes import fedep_hospitals
 from consilience.recipes.base import Options, Recipe, finished
 from consilience.runs.fit import fit
-from consilience.studies.compare import Comparison, Row
+from consilience.studies.comparison import Comparison, Row
 from consilience.tasks.supervised import Regression
 from consilience.tasks.task import Task
 

@@ -11,17 +11,15 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from consilience.algorithms.switch import Method
-from consilience.core import keys
 from consilience.core.errors import ClientError, ConfigError, ConsilienceError, DataError, nearest
 from consilience.core.files import write_atomically
-from consilience.core.ranges import Choice, Range
 from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
 from consilience.engines import Distributed
@@ -31,14 +29,12 @@ from consilience.runs.fit import fit
 from consilience.runs.identity import describe
 from consilience.runs.lines import rejections
 from consilience.runs.run import Run
-
-if TYPE_CHECKING:
-    from consilience.studies.compare import Setting
+from consilience.studies.knobs import candidates, with_settings
+from consilience.studies.setting import Setting
 
 log = logging.getLogger("consilience")
 VALIDATION = 0.2  # the share of every client's training examples that trials are judged by
 DIVERGED = "diverged.txt"  # in a trial's directory: why it is not gone on with
-Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,81 +46,8 @@ class Tuned:
     tuning: list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Knob:
-    """One thing to tune: the paths of the settings that it turns together, and where it may stand."""
-
-    paths: tuple[str, ...]
-    within: Range | Choice
-
-
 class _Diverged(ConsilienceError):  # noqa: N818 (it is no error)
     """Nobody's update could be used: the trial is over."""
-
-
-def knobs(method: Any) -> list[Knob]:
-    """What a method declares worth tuning, at any depth: "server.lr", "then.infer.train.lr". Settings of the same kind
-    of component that are equal now stay equal, as for both methods of a Switch. What is None is off, and stays so."""
-    together: dict[Any, list[tuple[str, Range | Choice]]] = {}
-    for path, within in _declared(method).items():
-        *way, name = path.split(".")
-        owner = method
-        for part in way:
-            owner = getattr(owner, part, None)
-        if not is_dataclass(owner) or name not in {field.name for field in fields(owner)}:
-            raise ConfigError(f"the ranges of {type(method).__name__} name {path!r}, which it does not have")
-        value = getattr(owner, name)
-        if value is not None:
-            together.setdefault((type(owner), name, repr(value)), []).append((path, within))
-    return [Knob(tuple(path for path, _ in found), found[0][1]) for found in together.values()]
-
-
-def _declared(component: Any) -> dict[str, Range | Choice]:
-    """Ranges by path, the parts' own first: what the component says of its parts goes before."""
-    found: dict[str, Range | Choice] = {}
-    for field in fields(component) if is_dataclass(component) else ():
-        part = getattr(component, field.name)
-        if is_dataclass(part) and not isinstance(part, type):
-            found |= {f"{field.name}.{path}": within for path, within in _declared(part).items()}
-    return found | dict(getattr(component, "ranges", {}))
-
-
-def settings(method: Any) -> Settings:
-    """The present values of all that is worth tuning."""
-    found = {}
-    for path in (path for knob in knobs(method) for path in knob.paths):
-        value = method
-        for name in path.split("."):
-            value = getattr(value, name)
-        found[path] = value
-    return found
-
-
-def with_settings(component: Any, values: Mapping[str, Any]) -> Any:
-    """A copy with other values at some paths."""
-    own: dict[str, Any] = {path: value for path, value in values.items() if "." not in path}
-    inner: dict[str, dict[str, Any]] = {}
-    for path in values.keys() - own.keys():
-        name, _, rest = path.partition(".")
-        inner.setdefault(name, {})[rest] = values[path]
-    parts = {name: with_settings(getattr(component, name), deeper) for name, deeper in inner.items()}
-    return replace(component, **own, **parts)
-
-
-def candidates(label: str, method: Method, trials: int, seed: int = 0) -> list[Settings]:
-    """The settings of every trial: those that the method has, then draws. The first ones do not depend on how many
-    there are; a method with nothing to tune has one trial."""
-    if trials < 1:
-        raise ConfigError(f"tune must be at least 1, got {trials}")
-    found = [settings(method)]
-    for trial in range(1, trials) if found[0] else ():
-        drawn: Settings = {}
-        for knob in knobs(method):
-            key = keys.key(seed, purpose=f"tuning {label} {knob.paths[0]}", round=trial)
-            value = knob.within.at(float(keys.uniform(key.view(1), 1)))
-            drawn |= dict.fromkeys(knob.paths, value)
-        found.append(drawn)
-    return found
 
 
 def tune(

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 import consilience as cs
 from consilience.core import guards
-from consilience.studies.compare import Comparison, Row
+from consilience.studies.comparison import Comparison, Row
 from support.scenarios import NAMES, blobs, linear
 
 HERE = cs.Simulator(device="cpu", chunk=4, workers=1)

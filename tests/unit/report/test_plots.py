@@ -16,7 +16,9 @@ import consilience as cs
 from consilience.core.errors import CheckpointError, ConfigError
 from consilience.report.drawing import canvas, charts
 from consilience.report.figure import Figure
-from consilience.studies.compare import Comparison, Row, Setting, compare
+from consilience.studies.compare import compare
+from consilience.studies.comparison import Comparison, Row
+from consilience.studies.setting import Setting
 from support.scenarios import blobs, linear
 
 HERE = cs.Simulator(device="cpu", chunk=4, workers=1)

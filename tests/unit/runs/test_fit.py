@@ -24,7 +24,8 @@ from consilience.engines.states import InMemory
 from consilience.evaluation.scores import evaluate
 from consilience.runs import directory
 from consilience.runs.directory import RunDirectory
-from consilience.studies.compare import Setting, compare
+from consilience.studies.compare import compare
+from consilience.studies.setting import Setting
 from support.runs import (
     FORKED,
     HERE,

@@ -14,7 +14,9 @@ import consilience as cs
 from consilience.core.errors import ConfigError
 from consilience.runs.rows import Sheet, flat
 from consilience.runs.tracking import CSV, TensorBoard
-from consilience.studies.compare import Comparison, Row, Setting, compare
+from consilience.studies.compare import compare
+from consilience.studies.comparison import Comparison, Row
+from consilience.studies.setting import Setting
 from support.scenarios import blobs, linear
 
 HERE = cs.Simulator(device="cpu", chunk=4, workers=1)

@@ -15,7 +15,10 @@ from consilience.core.errors import CheckpointError, ConfigError
 from consilience.report import write_report
 from consilience.runs import progress
 from consilience.runs.progress import Bar, Runs
-from consilience.studies.compare import Comparison, Row, Setting, compare, paired_test
+from consilience.studies.compare import compare
+from consilience.studies.comparison import Comparison, Row
+from consilience.studies.scores import paired_test
+from consilience.studies.setting import Setting
 from support.scenarios import blobs, linear
 
 TRAIN = cs.SGD(lr=0.1, epochs=2)

@@ -13,8 +13,10 @@ import torch
 import consilience as cs
 from consilience.core.errors import ConfigError, DataError
 from consilience.core.ranges import Choice, Range, Ranges
-from consilience.studies.compare import Setting, compare
-from consilience.studies.tune import candidates, knobs, settings, tune, with_settings
+from consilience.studies.compare import compare
+from consilience.studies.knobs import candidates, knobs, settings, with_settings
+from consilience.studies.setting import Setting
+from consilience.studies.tune import tune
 from support.scenarios import blobs, linear
 
 TRAIN = cs.SGD(lr=0.1, epochs=2)

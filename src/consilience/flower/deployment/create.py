@@ -23,7 +23,7 @@ from consilience.data.loaders.files import data_root
 from consilience.data.loaders.silos import features_of
 from consilience.flower.deployment.config_text import config_text
 from consilience.runs.identity import describe
-from consilience.studies.compare import Setting
+from consilience.studies.setting import Setting
 
 HOLDOUT = 0.2  # share of every site's examples, if the simulation has a separate test set
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")

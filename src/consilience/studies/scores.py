@@ -1,0 +1,108 @@
+"""Scores over seeds: means, costs, and paired differences between methods."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from consilience.core.errors import ConfigError
+from consilience.metrics import MARGINAL, direction, rounds_to, spread
+from consilience.runs.run import Run
+from consilience.studies.comparison import Row
+
+SAME = 1e-12  # of the largest difference: how much differences vary by rounding alone
+
+
+def _spread(values: list[float]) -> tuple[float, float | None]:
+    """Mean and deviation; a score that is undefined or infinite for some seed has no deviation."""
+    return spread(values) if all(map(math.isfinite, values)) else (sum(values) / len(values), None)
+
+
+@dataclass
+class Scores:
+    """Every seed's scores, by (method, metric) and by (method, client, metric)."""
+
+    paper: Mapping[tuple[str, str], float]
+    by_metric: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+    by_client: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+
+    def add(self, run: Run, method: str, seed: int, measured: Mapping[str, float], target: float | None) -> None:
+        """What a run is worth, and what it cost; `measured` goes before what is known of every run."""
+        evaluation = run.evaluation
+        assert evaluation is not None  # a setting has test data
+        averaged = {f"{metric}{MARGINAL}": value for metric, value in (evaluation.marginal or {}).items()}
+        found = {**evaluation.point, **averaged, **run.algorithm.facts(run.server), **measured}
+        for metric, value in costs(run, target).items():
+            found.setdefault(metric, value)
+        for metric, value in found.items():
+            self.by_metric.setdefault((method, metric), {})[seed] = value
+        for client in evaluation.clients:
+            for metric, value in client["metrics"].items():
+                self.by_client.setdefault((method, client["name"], metric), []).append(value)
+
+    def rows(self) -> list[Row]:
+        """Means over seeds."""
+        return [
+            Row(method, metric, *_spread([*values.values()]), len(values), self.paper.get((method, metric)))
+            for (method, metric), values in self.by_metric.items()
+        ]
+
+    def per_client(self) -> list[dict[str, Any]]:
+        """Means over seeds at every client."""
+        entries = []
+        for (method, client, metric), values in self.by_client.items():
+            mean, std = _spread(values)
+            entries.append({"method": method, "client": client, "metric": metric, "mean": mean, "std": std})
+        return entries
+
+    def listed(self, seeds: Sequence[int]) -> list[dict[str, Any]]:
+        """All scores in the order of seeds, None where a run has none."""
+        return [
+            {"method": method, "metric": metric, "values": [values.get(seed) for seed in seeds]}
+            for (method, metric), values in self.by_metric.items()
+        ]
+
+    def paired(self, methods: Sequence[str]) -> list[dict[str, Any]]:
+        """How far every method is from the first one, seed by seed, for every metric with a better and a worse."""
+        entries = []
+        for (method, metric), values in self.by_metric.items():
+            first = self.by_metric.get((methods[0], metric), {})
+            pairs = [(values[seed], first[seed]) for seed in sorted(values.keys() & first.keys())]
+            pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
+            if method != methods[0] and direction(metric) and pairs:
+                entries.append({"method": method, "versus": methods[0], "metric": metric, **paired_test(pairs)})
+        return entries
+
+
+def costs(run: Run, target: float | None = None) -> dict[str, float]:
+    """Seconds of training and megabytes sent, up and down, over all rounds; with a `target`, the first round whose
+    accuracy (or else first score that rises) is at least that, if there is one."""
+    sent = sum(line["bytes_up"] + line["bytes_down"] for line in run.history)
+    found = {"seconds": sum(line["seconds"] for line in run.history), "MB sent": sent / 1e6}
+    scores = [(line["round"], line["eval"]) for line in run.history if "eval" in line]
+    if target is None or not scores:
+        return found
+    rising = [metric for metric in scores[-1][1] if direction(metric) > 0]
+    if not rising:
+        raise ConfigError(f"target is for a score that rises, and there is none: {', '.join(scores[-1][1])}")
+    metric = "accuracy" if "accuracy" in rising else rising[0]
+    reached = rounds_to([(number, values[metric]) for number, values in scores], target, window=1)
+    return found if reached is None else {**found, f"rounds to {target:g}": float(reached)}
+
+
+def paired_test(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """The mean difference of pairs (a, b), its 95 % interval and p by Student's t; without these for fewer than three
+    pairs, or differences that are all the same."""
+    from scipy import stats  # not needed by most commands, and slow to import
+
+    differences = [a - b for a, b in pairs]
+    mean, n = statistics.fmean(differences), len(pairs)
+    low = high = p = None
+    if n >= 3 and max(differences) - min(differences) > SAME * max(map(abs, differences)):
+        test = stats.ttest_rel([a for a, _ in pairs], [b for _, b in pairs])
+        interval = test.confidence_interval(0.95)
+        low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
+    return {"difference": mean, "low": low, "high": high, "p": p, "n": n}

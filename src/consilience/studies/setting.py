@@ -1,0 +1,23 @@
+"""The task and the data that methods are compared on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from consilience.core.errors import ConfigError
+from consilience.data.dataset import Dataset
+from consilience.data.federation import Federation
+from consilience.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What methods are compared on."""
+
+    task: Task
+    federation: Federation
+    test: Dataset | Federation
+
+    def __post_init__(self) -> None:
+        if self.test is None:
+            raise ConfigError("methods are compared by their scores on test data: give the setting some as test=")
