@@ -1,15 +1,18 @@
-"""PFNM: clients' networks become one by telling which of their units are the same (Yurochkin et al., 2019)."""
+"""PFNM: the server matches the hidden units of clients' networks and fuses them into one (Yurochkin et al., 2019)."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from consilience.algorithms.base import algorithm
-from consilience.algorithms.shared.alone import ONE_SHOT, Alone, Networks, Start
+from consilience.algorithms.shared.one_shot import TRAIN, Message, OneShot, Update
 from consilience.core import keys
+from consilience.core.checks import NonNegative
 from consilience.core.errors import ConfigError, TaskError
-from consilience.core.records import Point, record, to
+from consilience.core.records import Point, record, static, to
 from consilience.data.cohort import Info
 from consilience.matching import BetaBernoulli, Clusterer, Memory, Stack, match, slice_of
 from consilience.matching.streams import merged, of_clients, restart
@@ -18,61 +21,71 @@ from consilience.tasks.task import Task
 
 
 @record
-class Fused:
-    """The global network θ, the `widths` of its hidden layers, and which of its units are whose: [clients, units of a
-    client], −1 where a client is not in it. `chain` is the clients' stack of layers, `memory` what a stream knows."""
+class Server:
+    """The global network θ, the `widths` of its hidden layers, and the global unit of every client's units, [clients,
+    units of a client], −1 for clients that are not in it. `memory` is a stream's posterior. `shapes` and `biased` are
+    the fields of the clients' `Stack`."""
 
     theta: Tensor
     widths: Tensor
     units: Tensor
-    chain: Tensor
     memory: Memory | None
     seed: Tensor
+    shapes: tuple[tuple[int, ...], ...] = static()
+    biased: tuple[bool, ...] = static()
+
+    @property
+    def stack(self) -> Stack:
+        """The clients' layers."""
+        return Stack(self.shapes, self.biased)
+
+    @property
+    def wide(self) -> Stack:
+        """The global layers."""
+        return self.stack.with_widths(self.widths.tolist())
 
 
 @algorithm
-class PFNM(Alone):
-    """Units of clients' networks are noisy copies of global units, which a Beta process draws: `how` infers which are
-    the same and how many there are. One round is one-shot learning; in further rounds clients go on from their own
-    slices of the global network. Only chains of linear and convolutional layers have units that can be matched.
+class PFNM(OneShot):
+    """Units of clients' networks are noisy copies of global units, which a Beta process draws. `how` infers which are
+    the same and how many there are; `DPMeans` is a baseline. One round is one-shot learning. In further rounds clients
+    continue from their own slices of the global network. Only chains of linear and convolutional layers can be matched.
 
-    With `streaming` the posterior of a round is the prior of the next, and clients go on with the units that they have
-    used most, `jitter` being the deviation of the noise on them: for federations that are streams. With
-    `observe_missing`, what a client lacks was seen to be zero. `how` may be `DPMeans` instead, a baseline.
+    With `streaming` the posterior of a round is the prior of the next, and clients continue with the units that they
+    have used most, plus noise of standard deviation `jitter`: for federations that are streams. With `observe_missing`,
+    weights to global units that a client lacks are zeros that were observed.
     """
 
-    train: Chain = ONE_SHOT
+    train: Chain = TRAIN
     how: Clusterer = BetaBernoulli()
     streaming: bool = False
-    jitter: float = 0.01
+    jitter: NonNegative = 0.01
     observe_missing: bool = True
 
     def __post_init__(self) -> None:
         if self.streaming and not isinstance(self.how, BetaBernoulli):
-            raise ConfigError(f"only a Beta-Bernoulli process can go on in a stream, not {self.how.name}")
-        if not self.jitter >= 0:
-            raise ConfigError(f"jitter is a standard deviation and must not be negative, got {self.jitter}")
+            raise ConfigError(f"only a Beta-Bernoulli process can continue a stream, not {self.how.name}")
 
     @property
     def name(self) -> str:
-        """That of the clustering."""
         return self.how.name
 
     def adapt(self, task: Task, seed: int) -> Task:
-        """The same; a module that is no chain is refused before anything is written."""
+        """The same task; an error if the module is not a chain of layers."""
         Stack.of(task.module)
         return task
 
-    def start(self, task: Task, info: Info) -> Fused:
-        """The module's own weights, and nobody's units in it; after another method, its weights and everybody's."""
+    def start(self, task: Task, info: Info) -> Server:
+        """The initial weights, without units of any client; after another method, with the units of all clients."""
         stack, at = Stack.of(task.module), info.initial.device
         units = torch.cat([torch.arange(width, device=at) for width in stack.widths]).repeat(int(info.clients), 1)
         if info.before is None:
             units.fill_(-1)
-        return Fused(info.initial, torch.tensor(stack.widths, device=at), units, stack.encoded(), None, info.seed)
+        widths = torch.tensor(stack.widths, device=at)
+        return Server(info.initial, widths, units, None, info.seed, stack.shapes, stack.biased)
 
     def check(self, task: Task, theta: Tensor, x: Tensor) -> None:
-        """Hidden units must be free to change places, and to become more."""
+        """Refuse a module whose predictions depend on the order of its hidden units, or that cannot be made wider."""
         stack, name = Stack.of(task.module), type(task.module).__name__
         stack.check(task.predict, theta, x, name)
         wider = stack.with_widths([width + 1 for width in stack.widths])
@@ -81,10 +94,10 @@ class PFNM(Alone):
         except Exception as error:
             raise TaskError(f"units of {name} cannot be matched, as it cannot be made wider: {error}") from error
 
-    def starts(self, server: Fused, ids: Tensor) -> Start:
-        """Every client's slice of the global network; in a stream, what it has used most of it."""
-        stack, wide = _stacks(server)
-        memory: Memory | None = to(server.memory, "cpu")  # matching is done there
+    def starts(self, server: Server, ids: Tensor) -> Message:
+        """Every client's slice of the global network; in a stream, the units that it has used most."""
+        stack, wide = server.stack, server.wide
+        memory: Memory | None = to(server.memory, "cpu")  # matching runs on the CPU
         layers, units = wide.layers(server.theta), server.units[ids]
         known = (units[:, :1] >= 0).to(server.theta.dtype)
         theta = server.theta.new_zeros(len(ids), stack.size)
@@ -98,11 +111,10 @@ class PFNM(Alone):
                 theta[k] += (
                     self.jitter * keys.normal(key.view(1), stack.size, dtype=theta.dtype, device=theta.device)[0]
                 )
-        return Start(theta, known)
+        return Message(theta, known)
 
-    def fuse(self, server: Fused, update: Networks) -> Fused:
-        """Match the networks."""
-        stack, _ = _stacks(server)
+    def fuse(self, server: Server, update: Update) -> Server:
+        stack = server.stack
         before: Memory | None = to(server.memory, "cpu")
         clients = update.client.cpu()
         found = match(
@@ -114,27 +126,21 @@ class PFNM(Alone):
             seed=int(server.seed),
         )
         memory = merged(before, len(server.units), clients, found.memory) if self.streaming else None
-        # Numbers of global units last in a stream only.
+        # Only in a stream do numbers of global units keep their meaning.
         units = server.units.clone() if self.streaming else torch.full_like(server.units, -1)
         units[update.client] = torch.cat([torch.stack(by_client) for by_client in found.assignments], dim=1).to(units)
         theta = stack.flat(found.layers)
-        return Fused(theta, torch.tensor(found.widths).to(units), units, server.chain, memory, server.seed)
+        return replace(server, theta=theta, widths=torch.tensor(found.widths).to(units), units=units, memory=memory)
 
-    def posterior(self, server: Fused) -> Point:
-        """The posterior mean of the global units. Their deviations are those of units between clients, far too large
-        to draw networks from."""
+    def posterior(self, server: Server) -> Point:
+        """The posterior mean of the global units. Their variances are those between clients, far too large to sample
+        networks from."""
         return Point(server.theta)
 
-    def network(self, task: Task, server: Fused) -> Task:
-        """As wide as was inferred."""
-        return task.with_module(_stacks(server)[1].rebuilt(task.module))
+    def network(self, task: Task, server: Server) -> Task:
+        """The task with the inferred widths."""
+        return task.with_module(server.wide.rebuilt(task.module))
 
-    def facts(self, server: Fused) -> dict[str, float]:
-        """Hidden units of the global network."""
+    def facts(self, server: Server) -> dict[str, float]:
+        """The number of hidden units of the global network."""
         return {"width": float(server.widths.sum())}
-
-
-def _stacks(server: Fused) -> tuple[Stack, Stack]:
-    """The clients' layers, and the global ones."""
-    stack = Stack.decoded(server.chain)
-    return stack, stack.with_widths(server.widths.tolist())

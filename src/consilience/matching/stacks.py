@@ -55,18 +55,6 @@ class Stack:
                 )
         return cls(shapes, tuple(layer.bias is not None for layer in layers))
 
-    @classmethod
-    def decoded(cls, code: Tensor) -> Stack:
-        """From `encoded`."""
-        rows = code.tolist()
-        return cls(tuple(tuple(n for n in row[1:] if n) for row in rows), tuple(bool(row[0]) for row in rows))
-
-    def encoded(self) -> Tensor:
-        """As a tensor [layers, 5], so that a record may hold it: biased, out, in and kernel sizes, or 0."""
-        return torch.tensor(
-            [[int(b), *shape, *[0] * (4 - len(shape))] for b, shape in zip(self.biased, self.shapes, strict=True)]
-        )
-
     @property
     def widths(self) -> list[int]:
         """Units of the hidden layers."""

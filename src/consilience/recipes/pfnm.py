@@ -16,7 +16,7 @@ from torch import nn
 
 from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
 from consilience.algorithms.base import Algorithm
-from consilience.algorithms.shared.alone import Networks
+from consilience.algorithms.shared.one_shot import Update
 from consilience.core.beliefs import Belief
 from consilience.core.files import write_atomically
 from consilience.core.records import Point
@@ -93,10 +93,10 @@ class Trained:
         return self.data.train.x.shape[1:]
 
     @property
-    def networks(self) -> Networks:
+    def networks(self) -> Update:
         """As clients would send them."""
         server = self.ensemble.server
-        return Networks(server.theta, server.labels, torch.arange(len(server.theta)))
+        return Update(server.theta, server.labels, torch.arange(len(server.theta)))
 
     def fused(self, method: PFNM) -> tuple[Task, Point]:
         """What a method makes of them, and the network it is about."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from consilience.algorithms.references import Pooled
-from consilience.algorithms.shared.alone import ONE_SHOT
+from consilience.algorithms.shared.one_shot import TRAIN
 from consilience.core.errors import DataError, TaskError
 from consilience.data.dataset import Dataset
 from consilience.evaluation.predictions import predict
@@ -35,7 +35,7 @@ class Imitation(Categorical):
             raise DataError(f"the student has {output.shape[-1]} outputs, its teacher {data.y.shape[-1]}")
 
 
-def distil(teacher: Run, student: nn.Module, train: Chain = ONE_SHOT, **options: Any) -> Run:
+def distil(teacher: Run, student: nn.Module, train: Chain = TRAIN, **options: Any) -> Run:
     """Train a student to predict what a run predicts (Hinton et al., 2015), on all clients' inputs: like `Pooled`, a
     reference that no real federation could run. `options` go to `fit`."""
     if teacher.task.kind != "classification":

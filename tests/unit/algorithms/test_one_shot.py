@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import consilience as cs
-from consilience.algorithms.shared.alone import own_start
+from consilience.algorithms.shared.one_shot import own_start
 from consilience.core import keys
 from consilience.core.records import leaves
 from consilience.matching import Known, Memory, Stack, restart, slice_of

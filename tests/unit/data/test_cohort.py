@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from consilience.algorithms.shared.alone import own_start
+from consilience.algorithms.shared.one_shot import own_start
 from consilience.compute.compiler import Checked
 from consilience.core.gaussian import Gaussian
 from consilience.data import Compose, Crop, Dataset, Federation, Flip

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import consilience as cs
 from consilience.algorithms.fednp import Answered
-from consilience.algorithms.shared.alone import Networks
+from consilience.algorithms.shared.one_shot import Update
 from consilience.core.beliefs import Mixture
 from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError, DataError, RecordError
 from consilience.core.files import CHECKPOINTS
@@ -371,7 +371,7 @@ def test_updates_without_weights_have_none_to_cut():
 @pytest.mark.parametrize("inside", [False, True], ids=["whole", "part"])
 def test_an_update_is_in_nobody_elses_name(inside):
     def networks(client):
-        update = Networks(torch.zeros(1, P), None, torch.tensor([client]))
+        update = Update(torch.zeros(1, P), None, torch.tensor([client]))
         return (update, LIKE) if inside else update
 
     update, _ = check_update(pack(networks(ME)), networks(0), ME, 5)

@@ -1,4 +1,4 @@
-"""Alone: clients that train networks of their own, for a server that must see them one by one."""
+"""One-shot learning: clients train their own networks, and the server sees them one by one."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from consilience.data.cohort import Cohort
 from consilience.optim import AMSGrad, Chain
 from consilience.tasks.task import Task
 
-ONE_SHOT = AMSGrad(lr=0.01, epochs=10, batch_size=32, weight_decay=1e-6)  # as in the one-shot literature, on MNIST
+TRAIN = AMSGrad(lr=0.01, epochs=10, batch_size=32, weight_decay=1e-6)  # as in the one-shot literature, on MNIST
 
 
 @record
-class Start:
-    """Where clients go on from, θ [K, P], unless they are not known [K, 1] yet."""
+class Message:
+    """Weights to continue from, θ [K, P], where `known` [K, 1] is 1; other clients draw their own."""
 
     theta: Tensor
     known: Tensor
 
 
 @record
-class Networks:
-    """What clients have trained: θ [K, P], how many examples of each class they had [K, C] (None without classes), and
-    who they are [K]."""
+class Update:
+    """Trained weights θ [K, P], numbers of examples by class [K, C] (None without classes), and client ids [K]."""
 
     theta: Tensor
     labels: Tensor | None
@@ -40,38 +39,36 @@ class Networks:
         return None if self.labels is None else self.labels / self.labels.sum(0).clamp_min(1)
 
 
-class Alone(Algorithm):
-    """Clients train from initial weights of their own, or from where the server says: kinds differ in what the server
-    makes of their networks."""
+class OneShot(Algorithm):
+    """Clients train from their own initial weights, or from weights that the server sends. Subclasses define what the
+    server makes of the networks."""
 
     additive: ClassVar[bool] = False
     train: Chain
 
     @abstractmethod
-    def starts(self, server: Any, ids: Tensor) -> Start:
-        """Where the clients `ids` go on from."""
+    def starts(self, server: Any, ids: Tensor) -> Message:
+        """The weights that the clients `ids` continue from."""
 
     def check(self, task: Task, theta: Tensor, x: Tensor) -> None:
-        """Refuse a network that this method cannot deal with, before anyone trains: θ [P], and some inputs."""
+        """Refuse a network that this method cannot handle, before any training: θ [P], and some inputs."""
 
     def message(self, server: Any, ids: Tensor) -> Addressed:
-        """To each its own."""
         return Addressed(None, self.starts(server, ids))
 
-    def local(self, task: Task, message: Addressed, state: None, cohort: Cohort) -> tuple[Networks, None]:
-        """Train; send the network, and how many examples of each class it has seen."""
+    def local(self, task: Task, message: Addressed, state: None, cohort: Cohort) -> tuple[Update, None]:
         start = message.own
         theta = torch.where(start.known > 0, start.theta, own_start(task, cohort))
         x = cohort.glimpse()
         self.check(task, theta[0], x)
         classes = task.predict(theta[0], x).shape[-1]
         trained = self.train(task, theta, cohort)
-        return Networks(trained, cohort.label_counts(classes), cohort.ids.to(trained.device, copy=True)), None
+        return Update(trained, cohort.label_counts(classes), cohort.ids.to(trained.device, copy=True)), None
 
 
 def own_start(task: Task, cohort: Cohort) -> Tensor:
-    """Every client's own initial weights [K, P]: weight matrices are drawn with the mean and deviation that they
-    have in the module, vectors (biases) are as they are there."""
+    """Every client's own initial weights [K, P]: weight matrices are drawn with the mean and standard deviation that
+    they have in the module; vectors (biases) are copied."""
     initial = task.initial()
     parts = list(
         zip(initial.split_with_sizes([shape.numel() for shape in task.main.shapes]), task.main.shapes, strict=True)
