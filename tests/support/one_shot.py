@@ -7,7 +7,7 @@ import consilience as cs
 ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)
 
 
-TRAIN = cs.optim.AMSGrad(lr=0.02, epochs=5, batch_size=16)
+TRAIN = cs.optim.AMSGrad(lr=0.04, epochs=2, batch_size=16)
 
 
 STILL = cs.SGD(lr=0.0)

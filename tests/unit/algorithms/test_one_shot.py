@@ -1,4 +1,4 @@
-"""PFNM through `fit`: what it makes of clients' networks, in one round, in several, and in a stream."""
+"""PFNM through `fit`: the global network after one round, after several, and in a stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import nn
 import consilience as cs
 from consilience.algorithms.shared.one_shot import own_start
 from consilience.core import keys
-from consilience.core.records import leaves
 from consilience.matching import Known, Memory, Stack, restart, slice_of
 from support.one_shot import MANY, STILL, TRAIN, learn
 from support.scenarios import blobs, linear
@@ -93,7 +92,7 @@ def test_one_client_alone_gets_its_network_shrunk_to_the_prior_mean(variance, pr
     assert fused.history[-1]["width"] == 8
 
 
-def test_of_a_class_that_nobody_has_the_prior_is_all_that_is_known():
+def test_a_class_without_examples_has_the_prior_mean():
     task, federation = one_client(0, 2)
     run = learn(cs.PFNM(TRAIN), task, federation)
     (own,), shares = kept(TRAIN, task, federation.pooled())
@@ -105,7 +104,7 @@ def test_of_a_class_that_nobody_has_the_prior_is_all_that_is_known():
     assert weight[[0, 2]].abs().min() > 0
 
 
-def test_a_client_without_a_class_has_no_say_in_it():
+def test_a_client_without_examples_of_a_class_has_no_weight_there():
     task, train, _ = blobs(clients=3)
     own = torch.arange(3).repeat_interleave(train.sizes)  # client k has class k alone
     data = cs.Dataset(train.data.x[train.order], own, name="apart")
@@ -198,7 +197,7 @@ def test_one_client_that_does_not_train_comes_back_the_same():
     assert not torch.allclose(once.posterior.mean, task.initial().double(), atol=0.01)  # a start of the client's own
 
 
-def test_who_was_not_in_the_last_round_starts_afresh():
+def test_a_client_that_missed_the_last_round_draws_its_own_start():
     task, train, _ = blobs()
     method = cs.PFNM(STILL, cs.matching.BetaBernoulli(prior_variance=1e12))
     run = learn(method, task, train, rounds=3, cohort=2)
@@ -224,9 +223,9 @@ def snapshots(method, task, stream, **options):
 
 
 @pytest.mark.parametrize("build", [lambda: blobs()[0], two_layers], ids=["one layer", "two"])
-def test_in_a_stream_units_never_die_and_are_counted(build):
+def test_in_a_stream_units_stay_and_are_counted(build):
     task, (_, train, _) = build(), blobs()
-    servers = snapshots(cs.PFNM(TRAIN, MANY, streaming=True), task, train.stream(4), rounds=5)
+    servers = snapshots(cs.PFNM(TRAIN, MANY, streaming=True), task, train.stream(3), rounds=4)
     local = Stack.of(task.module).widths
     for step, server in enumerate(servers, 1):
         assert int(server.memory.step) == step + 1
@@ -242,9 +241,9 @@ def test_in_a_stream_units_never_die_and_are_counted(build):
             assert bool((new.lam[: len(old.lam), : old.lam.shape[1]] >= old.lam - 1e-9).all())
 
 
-def test_in_a_stream_those_who_are_not_there_keep_their_counts_and_units():
+def test_in_a_stream_absent_clients_keep_their_counts_and_units():
     task, train, _ = blobs()
-    servers = snapshots(cs.PFNM(TRAIN, MANY, streaming=True), task, train.stream(4), rounds=5, cohort=2)
+    servers = snapshots(cs.PFNM(TRAIN, MANY, streaming=True), task, train.stream(3), rounds=4, cohort=2)
     for before, after in pairwise(servers):
         old, new = before.memory.layers[0].counts, after.memory.layers[0].counts
         there = new.sum(1) > old.sum(1)
@@ -257,13 +256,15 @@ def test_in_a_stream_those_who_are_not_there_keep_their_counts_and_units():
     assert torch.equal(asked.known[:, 0] > 0, servers[-1].memory.layers[0].counts.sum(1) > 0)
 
 
-@pytest.mark.parametrize(("mass", "fresh"), [(0.2, 0), (1.0, 1), (3.0, 3), (100.0, 8)])
-def test_a_client_goes_on_with_the_units_it_used_and_a_few_silent_ones(mass, fresh):
+@pytest.mark.parametrize(("mass", "fresh"), [(0.2, 0), (3.0, 3), (100.0, 8)])
+def test_a_client_continues_with_the_units_it_used_and_a_few_at_zero(mass, fresh):
     task, train, _ = blobs()
     how, ids = cs.matching.BetaBernoulli(variance=0.1, mass=mass), torch.arange(6)
     (server,) = snapshots(cs.PFNM(TRAIN, how, streaming=True), task, train.stream(4), rounds=1)
     stack = Stack.of(task.module)
-    exact, noisy = (cs.PFNM(TRAIN, how, True, jitter).starts(server, ids).theta for jitter in (0.0, 0.01))
+    exact, noisy = (
+        cs.PFNM(TRAIN, how, streaming=True, jitter=jitter).starts(server, ids).theta for jitter in (0.0, 0.01)
+    )
     (weight, bias), (onward, last) = stack.with_widths(server.widths.tolist()).layers(server.theta)
     units = torch.cat([weight, bias.unsqueeze(1), onward.T], dim=1)
     for client in range(6):
@@ -288,7 +289,7 @@ def known(counts):
 
 def test_units_are_drawn_by_how_often_they_were_used_and_unused_ones_come_last():
     layers, memory = known([0, 3, 0, 1, 2, 0])
-    for seed in range(50):
+    for seed in range(20):
         units = restart(layers, memory, 0, [4], 0, keys.key(seed, purpose="test"))[0][1].long() - 1
         assert {1, 3, 4} < set(units.tolist())
         assert len(set(units.tolist())) == 4
@@ -298,33 +299,12 @@ def test_units_are_drawn_by_how_often_they_were_used_and_unused_ones_come_last()
     assert first.count(1) / 1000 == pytest.approx(0.9, abs=0.03)
 
 
-def test_a_stream_that_is_cut_short_and_resumed_is_the_same_run(tmp_path):
-    class CutError(Exception):
-        pass
-
-    def cut(run, line):
-        if line["round"] == 3:
-            raise CutError
-
-    task, train, _ = blobs()
-    method, stream = cs.PFNM(TRAIN, MANY, streaming=True), train.stream(4)
-    options = {"rounds": 6, "cohort": 4}
-    out = cs.runs.Storage(tmp_path / "run", checkpoint_every=2)
-    whole = learn(method, task, stream, **options)
-    with pytest.raises(CutError):
-        learn(method, task, stream, out=out, callbacks=[cut], **options)
-    resumed = learn(method, task, stream, out=out, resume=True, **options)
-    assert [line["width"] for line in resumed.history] == [line["width"] for line in whole.history]
-    for (name, x), (_, y) in zip(leaves(whole.server), leaves(resumed.server), strict=True):
-        assert torch.equal(x, y), name
-
-
 @pytest.mark.parametrize(
     "second",
     [cs.PFNM(STILL, cs.matching.BetaBernoulli(prior_variance=1e12)), cs.algorithms.Ensemble(STILL)],
     ids=lambda method: method.name,
 )
-def test_after_another_method_clients_go_on_from_its_weights(second):
+def test_after_another_method_clients_continue_from_its_weights(second):
     task, federation, test = blobs()
     first = learn(cs.FedAvg(TRAIN), task, federation, rounds=2)
     run = learn(cs.Switch(cs.FedAvg(TRAIN), second, at=2), task, federation, rounds=3)
