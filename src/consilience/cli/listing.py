@@ -1,0 +1,41 @@
+"""`consilience list`: names to choose from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from consilience.core.errors import ConfigError, nearest
+
+
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, data, partitions, models, recipes; default: all.")
+    ] = None,
+) -> None:
+    """List algorithms, data sets, partitions, models and recipes."""
+    import inspect
+
+    from consilience.config.build import ALGORITHMS, PARTITIONS
+    from consilience.data import DATASETS
+    from consilience.models import MODELS
+    from consilience.recipes import RECIPES
+
+    groups = {
+        "algorithms": {name: inspect.getdoc(kind) or "" for name, kind in ALGORITHMS.items()},
+        "data": {name: inspect.getdoc(make) or "" for name, make in DATASETS.items()},
+        "partitions": {name: inspect.getdoc(make) or "" for name, make in PARTITIONS.items()},
+        "models": {name: inspect.getdoc(make) or "" for name, make in MODELS.items()},
+        "recipes": {name: recipe.title for name, recipe in RECIPES.items()},
+    }
+    if what is not None and what not in groups:
+        raise ConfigError(f"unknown group {what!r}; {nearest(what, groups)}")
+    for group, entries in groups.items():
+        if what in (None, group):
+            table = Table("name", "what it is", title=group, title_justify="left")
+            for name, text in entries.items():
+                table.add_row(name, " ".join(text.split("\n\n")[0].split()))
+            Console(markup=False).print(table)

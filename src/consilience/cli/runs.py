@@ -1,0 +1,183 @@
+"""`consilience run`, `compare` and `report`: runs of config files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from consilience.cli.common import ConfigFile, Out, Overrides, Resume, print_report, resumable, set_options
+
+if TYPE_CHECKING:
+    from consilience.engines import Distributed, Simulator
+
+
+def run(
+    config: ConfigFile,
+    set_: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write TensorBoard events there, too.")] = None,
+) -> None:
+    """Run one federation as a config says.
+
+    A config is TOML:
+
+    ```toml
+    [data]
+    name = "mnist"            # consilience list data; or "my.py:load" for your own
+    [partition]
+    name = "dirichlet"        # consilience list partitions
+    clients = 100
+    alpha = 0.1
+    [model]
+    name = "mlp"              # consilience list models; or "my.py:Net", any nn.Module
+    [algorithm]
+    name = "FedAvg"           # consilience list algorithms
+    lr = 0.05                 # goes to every part called train: algorithm.train.lr, algorithm.infer.train.lr
+    epochs = 1
+    batch_size = 20
+    server = { name = "Adam", lr = 0.01 }
+    [run]
+    rounds = 100
+    cohort = 10               # clients a round; default: all
+    seed = 0
+    out = "runs/mnist"
+    # holdout = 0.2           # test on a share of each client's data in place of the test set
+    # outside = "fashion-mnist"  # out-of-distribution examples, to score uncertainty
+    [engine]                  # all optional: device, chunk, workers, compile, precision
+    # name = "Distributed"    # under torchrun: many processes, each with a GPU of its own
+    ```
+
+    The run is a directory: metrics.jsonl, checkpoints, evaluation.json, report.html. Ctrl-C saves; `--resume` continues
+    to the same result, also after a kill or a power cut.
+    """
+    import tomli_w
+
+    from consilience.config import read_config
+    from consilience.core.files import explained, write_atomically
+    from consilience.runs.directory import Storage
+    from consilience.runs.fit import fit
+    from consilience.runs.run import Callback
+    from consilience.runs.tracking import TensorBoard
+
+    loaded = read_config(config, set_)
+    section, directory = loaded.config.run, out or Path(loaded.config.run.out or f"runs/{config.stem}")
+    engine, setting = loaded.engine(), loaded.setting()
+    again = [*_launcher(engine), "consilience", "run", str(config), *set_options(set_)]
+    again += ["--out", str(directory), "--resume", *(["--tensorboard", str(tensorboard)] if tensorboard else [])]
+    table = loaded.as_table()
+    table["run"]["out"] = str(directory)  # so that the stored config resumes this run
+    resolved = tomli_w.dumps(table)
+
+    def keep_config() -> None:
+        with explained(directory):
+            write_atomically(directory / "config.toml", resolved)
+
+    callbacks: list[Callback] = [lambda *_: None if (directory / "config.toml").exists() else keep_config()]
+    if tensorboard is not None:
+        callbacks.append(TensorBoard(tensorboard))
+
+    with resumable(again, engine.leads):
+        result = fit(
+            loaded.algorithm(),
+            setting.task,
+            setting.federation,
+            test=setting.test,
+            outside=loaded.outside(),
+            rounds=section.rounds,
+            cohort=section.cohort,
+            seed=section.seed,
+            out=Storage(directory, checkpoint_every=section.checkpoint_every),
+            resume=resume,
+            engine=engine,
+            evaluate_every=section.evaluate_every,
+            callbacks=callbacks,
+        )
+    if not engine.leads:
+        return
+    keep_config()
+    last = result.history[-1]
+    kinds = {"point": last.get("eval", {}), "marginal": last.get("marginal", {})}
+    scores = Table("", *kinds["point"], title=f"{result.algorithm.name}, round {last['round']}")
+    for kind, values in kinds.items():
+        if values:
+            scores.add_row(kind, *(f"{value:.4f}" for value in values.values()))
+    Console().print(scores)
+    print_report(directory)
+
+
+def compare(
+    config: ConfigFile,
+    algorithms: Annotated[str | None, typer.Option(help="Comma-separated, in place of the config's list.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="In place of compare.seeds.")] = None,
+    tune: Annotated[int | None, typer.Option(min=1, help="Tuning trials a method, in place of compare.tune.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Count the rounds to this accuracy, or R² …, in place of compare.target.")
+    ] = None,
+    set_: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+) -> None:
+    """Compare several methods on the same federation with the same budget; prints a table, writes a report page.
+
+    The methods are `compare.algorithms`, names or tables: `algorithms = ["FedAvg", {name = "FedProx", mu = 1.0},
+    {name = "Switch", at = 50, then = "FedEP"}]`. A method takes the local optimiser's settings of `[algorithm]` unless
+    its table says otherwise. Each seed, from `run.seed` on, has its own partition and initial weights, the same for all
+    methods. The report has confidence intervals of the differences to the first method.
+
+    With `--tune 8` each method has eight trials: as configured, and with seven random settings within the ranges that
+    its parts declare. Trials are scored on a fifth of the first seed's training data, which they do not train on. Then
+    all seeds are run with the best settings. Ctrl-C saves; `--resume` continues, also tuning.
+    """
+    from consilience.config import read_config
+    from consilience.runs.directory import Storage
+    from consilience.studies.compare import compare as compare_methods
+
+    listed = [f"compare.algorithms={json.dumps(algorithms.split(','))}"] if algorithms else []
+    loaded = read_config(config, [*(set_ or []), *listed])
+    section = loaded.config.run
+    directory = out or Path(f"{section.out or f'runs/{config.stem}'}-compare")  # a run may lie at run.out itself
+    methods, count = loaded.methods(), seeds or loaded.config.compare.seeds
+    command = ["consilience", "compare", str(config), *set_options(set_)]
+    for option, value in (("algorithms", algorithms), ("seeds", seeds), ("tune", tune), ("target", target)):
+        command += [f"--{option}", str(value)] if value is not None else []
+    with resumable([*command, "--out", str(directory), "--resume"]):
+        result = compare_methods(
+            methods,
+            loaded.setting,
+            seeds=range(section.seed, section.seed + count),
+            tune=tune or loaded.config.compare.tune,
+            target=loaded.config.compare.target if target is None else target,
+            out=Storage(directory, checkpoint_every=section.checkpoint_every),
+            title=f"{', '.join(methods)} on {loaded.config.data.name}",
+            command=shlex.join(command),
+            resume=resume,
+            rounds=section.rounds,
+            cohort=section.cohort,
+            engine=loaded.engine(),
+            evaluate_every=section.evaluate_every,
+            outside=loaded.outside(),
+        )
+    result.print()
+    print_report(directory, [entry["directory"] for entry in result.runs])
+
+
+def report(directory: Annotated[Path, typer.Argument(help="A run's or a comparison's directory.")]) -> None:
+    """Write report.html of a run or a comparison."""
+    print_report(directory)
+
+
+def _launcher(engine: Simulator | Distributed) -> list[str]:
+    """The words before the command if it runs in several processes."""
+    from consilience.engines import Distributed
+
+    if not isinstance(engine, Distributed):
+        return []
+    return ["torchrun", "--no-python", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1")]
