@@ -1,4 +1,4 @@
-"""Data sets, who holds what of them, and how they are shared out and augmented."""
+"""Data sets, federations of clients, partitions, augmentation, loaders."""
 
 from consilience.data import augment, partition
 from consilience.data.augment import Compose, Crop, Flip

@@ -1,7 +1,5 @@
-"""Augmentation of a cohort's images: [K, B, C, H, W] with one key a client, so that a client's images are
-the same whoever is computed beside it.
-
-Augmentations see normalised inputs: padding by zero is padding by the data set's mean.
+"""Augmentation of a cohort's images [K, B, C, H, W], with one key per client: a client's images do not depend on the
+rest of the cohort. Inputs are normalised, so padding by zero is padding by the data set's mean.
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from consilience.core import keys
-from consilience.core.errors import ConfigError, DataError
+from consilience.core.checks import Count, Size, check_types
+from consilience.core.errors import DataError
 
 
 class Augmentation(Protocol):
@@ -29,18 +28,16 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True)
 class Crop:
-    """A random `size` × `size` window of the image padded by `padding` zeros on each side;
-    in evaluation the window in the centre."""
+    """A random `size` × `size` window of the image padded by `padding` zeros on each side; in evaluation the central
+    window."""
 
-    size: int
-    padding: int = 0
+    size: Count
+    padding: Size = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.padding < 0:
-            raise ConfigError(f"Crop needs size ≥ 1 and padding ≥ 0, got size={self.size}, padding={self.padding}")
+        check_types(self)
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
-        """Images [K, B, C, H, W] to [K, B, C, size, size]."""
         self._check(x)
         x = F.pad(x, (self.padding,) * 4)
         clients, batch, channels, height, width = x.shape
@@ -52,12 +49,10 @@ class Crop:
         return x.gather(4, columns[:, :, None, None, :].expand(-1, -1, channels, self.size, -1))
 
     def evaluation(self, x: Tensor) -> Tensor:
-        """Images [..., H, W] to [..., size, size]."""
         self._check(x)
         height, width = x.shape[-2:]
         top, left = (height - self.size) // 2, (width - self.size) // 2
-        # Negative padding cuts off.
-        return F.pad(x, (-left, self.size - width + left, -top, self.size - height + top))
+        return F.pad(x, (-left, self.size - width + left, -top, self.size - height + top))  # negative padding crops
 
     def _check(self, x: Tensor) -> None:
         height, width = x.shape[-2:]
@@ -67,37 +62,33 @@ class Crop:
 
 @dataclass(frozen=True)
 class Flip:
-    """Left and right exchanged with probability one half; nothing in evaluation."""
+    """A left–right flip with probability ½; none in evaluation."""
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
-        """Images [K, B, C, H, W], some of them mirrored."""
         flipped = _uniform(self, key, x.shape[1]) < 0.5
         return torch.where(flipped[..., None, None, None], x.flip(-1), x)
 
     def evaluation(self, x: Tensor) -> Tensor:
-        """The images as they are."""
         return x
 
 
 @dataclass(frozen=True)
 class Compose:
-    """One augmentation after the other. The position enters the key, so the same one may occur twice."""
+    """Several augmentations in turn. The position enters the key, so the same one may occur twice."""
 
     steps: tuple[Augmentation, ...]
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
-        """Images [K, B, C, H, W] through every step."""
         for position, step in enumerate(self.steps):
             x = step(x, keys.mix(key ^ position))
         return x
 
     def evaluation(self, x: Tensor) -> Tensor:
-        """Images [..., C, H, W] through every step's evaluation."""
         for step in self.steps:
             x = step.evaluation(x)
         return x
 
 
 def _uniform(augmentation: Augmentation, key: Tensor, count: int) -> Tensor:
-    """[K, count] in [0, 1) of the augmentation's own sub-key: number b belongs to image b for any batch."""
+    """[K, count] in [0, 1) from a key of the augmentation's own: number b belongs to image b in any batch."""
     return keys.uniform(keys.fold(key, type(augmentation).__name__), count, torch.float32)

@@ -1,4 +1,4 @@
-"""Cohort: clients that are computed together, and their batches."""
+"""Cohort: the clients that are computed together, and their batches."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ Take = Callable[[Dataset, Tensor, Tensor, "Change | None", torch.dtype], tuple[T
 def take(
     data: Dataset, chosen: Tensor, key: Tensor, change: Change | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The examples `chosen` [K, B] as a model sees them: inputs, changed at random by keys [K], and targets."""
+    """Model inputs, augmented by keys [K], and targets of the examples `chosen` [K, B]."""
     x = data.inputs(chosen, dtype)
     return x if change is None else change(x, key), data.targets(chosen, dtype)
 
 
 @record
 class Info:
-    """What every algorithm may know of a federation before it starts."""
+    """The facts of a federation that an algorithm starts from."""
 
     initial: Tensor
     seed: Tensor
     clients: Tensor
     examples: Tensor
     before: Tree = None
-    """The server's state at the end of the phase before, if there was one."""
+    """The server's state at the end of the previous phase, if there was one."""
 
 
 class Cohort:
-    """Clients sorted by their number of examples, most first, so that those who still have a batch are always a
-    prefix. All tensors have the client axis first; `n` [K, 1] is the number of examples, in a stream of those that the
-    round reveals. `round_size` is how many clients the round has in all, `examples` how many examples all clients of
-    the federation hold together, in all steps of a stream.
+    """Clients sorted by their number of examples, most first, so that the clients with a further batch are a prefix.
 
-    Randomness comes from (seed, round, client, purpose): a client draws the same in every cohort.
+    All tensors have the client axis first. `n` [K, 1] is the number of examples; in a stream, of this round's part.
+    `round_size` is the number of clients in the round, and `examples` the number of examples of the whole federation,
+    in all steps of a stream. Randomness comes from (seed, round, client, purpose): a client's numbers do not depend on
+    its cohort.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Cohort:
         if bool((self._sizes.diff() > 0).any()):
             raise ConsilienceError("a cohort's clients must be sorted by their number of examples, most first")
         self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
-        # Compiled code wants one batch size in all rounds, so the largest part of all: the first of the largest client.
+        # Compiled code needs one batch size in all rounds: that of the largest part, the first of the largest client.
         self._largest = -(-int(federation.sizes.max()) // federation.steps) if static else int(self._sizes[0])
         key = keys.key(seed, purpose="client", round=round, client=ids)
         self._offsets, self._n, self._key = (t.to(self.device, non_blocking=True) for t in (offsets, self._sizes, key))
@@ -82,8 +82,8 @@ class Cohort:
         return len(self.ids)
 
     def epoch(self, number: int, size: int) -> Iterator[tuple[int, Batch]]:
-        """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients).
-        A last, smaller batch is a batch like any other."""
+        """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients). The
+        last batch may be smaller."""
         purpose = f"epoch {number}"
         shuffle = keys.permutations(keys.fold(self._key, purpose), self._n, int(self._sizes[0]))
         return self._batches(shuffle, size, purpose, self._take, self._augment)
@@ -97,8 +97,9 @@ class Cohort:
         shared: tuple[Any, ...] = (),
         tag: str = "mean",
     ) -> Tensor:
-        """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, a mean over its batch, [K, ...];
-        examples in their order, batches of `size`, inputs as in evaluation. Another `tag` is other random numbers."""
+        """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, itself a mean over its batch,
+        [K, ...]: examples in their order, batches of `size`, inputs as in evaluation. Another `tag` gives other random
+        numbers."""
         in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
         total: Tensor | None = None
         for k, batch in self._batches(in_order, size, tag, take, self._as_evaluated, least=1):
@@ -108,7 +109,7 @@ class Cohort:
                 total = torch.zeros(len(self), *value.shape[1:], dtype=value.dtype, device=self.device)
             share = batch.w.sum(1) / self._n[:k]
             total[:k] += value * share.view(-1, *[1] * (value.dim() - 1))
-        assert total is not None  # the longest client has at least one example
+        assert total is not None  # the largest client has at least one example
         return total
 
     def _as_evaluated(self, x: Tensor, key: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ class Cohort:
         return keys.normal(keys.fold(self._key[:k], tag), *shape, dtype=self.dtype, device=self.device)
 
     def glimpse(self, count: int = 2) -> Tensor:
-        """A few of the first client's inputs [count, …], as they are stored: to try a network on."""
+        """A few inputs [count, …] of the first client, without augmentation: to try a network on."""
         first = self.federation.order[int(self._offsets[0]) :][: min(count, int(self._sizes[0]))]
         return self.federation.data.inputs(first, self.dtype)
 
@@ -135,7 +136,7 @@ class Cohort:
         return torch.bincount(owner * classes + held, minlength=len(self) * classes).view(len(self), -1).to(self.dtype)
 
     def note(self, **values: Tensor) -> None:
-        """Report a number a client, [K], to the round's metrics, where it is averaged by examples."""
+        """Report one number per client, [K], to the round's metrics, where it is averaged by examples."""
         self.notes.update(values)
 
     def _batches(
@@ -147,7 +148,7 @@ class Cohort:
         real = torch.arange(width, device=self.device) < self._n.unsqueeze(1)
         index = rows_at(self.federation.order, torch.where(real, positions, 0) + self._offsets.unsqueeze(1))
         weight = real.to(self.dtype)
-        if self._static:  # compiled code wants one batch size: fill up with weightless copies
+        if self._static:  # compiled code needs one batch size: pad with copies of weight 0
             index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
         key = keys.folds(self._key, [f"{purpose} {step}" for step in range(steps)])
         for step in range(steps):

@@ -99,7 +99,7 @@ def test_evaluation_pads_what_is_too_small():
 
 
 def test_impossible_crops_get_a_sentence():
-    with pytest.raises(ConfigError, match="size ≥ 1 and padding ≥ 0, got size=0"):
+    with pytest.raises(ConfigError, match="Crop: size must be at least 1, got 0"):
         Crop(0)
     with pytest.raises(DataError, match=r"Crop\(size=11, padding=1\) is larger than images of 9×8"):
         Crop(11, padding=1)(images(), client_keys())

@@ -220,7 +220,7 @@ def test_clients_examples_words_tags_and_tokens_can_be_limited(tmp_path, write):
     assert train.x.tolist() == [[2, 2, 0], [0, 0, 0], [1, 2, 1], [1, 1, 1]]
     assert train.y.tolist() == [[0], [0], [1], [1]]
     assert train.note == "2 clients, at most 2 examples each, 2 texts cut to 3 tokens"
-    with pytest.raises(DataError, match="clients must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="stackoverflow: clients must be at least 1, got 0"):
         stackoverflow(tmp_path, clients=0)
 
 

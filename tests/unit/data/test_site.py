@@ -134,7 +134,7 @@ def test_mistakes_in_tables_are_named_with_line_and_column(tmp_path: Path) -> No
         path, classes=CLASSES, scaling={"age": {"centre": 0, "spread": 1}}
     )
     assert "mean and std are for images" in refused(path, classes=CLASSES, mean=[0.5])
-    assert "targets must be numbers, for no classes are given" in refused(path)
+    assert "targets must be numbers unless there are classes" in refused(path)
     nan = write(tmp_path / "nan.csv", "x,target\n1,nan\n")
     assert "there are targets that are not finite" in refused(nan)
     assert "must lie between 0 and 1, got 1.0" in refused(path, classes=CLASSES, holdout=1.0)
@@ -255,7 +255,7 @@ def test_mistakes_in_arrays_are_named(tmp_path: Path) -> None:
     assert "y must be [N] class names or whole numbers" in of(x=x, y=np.zeros(2))
     assert "x has 2 rows but y has 1" in of(x=x, y=np.zeros(1, np.int64))
     assert "one of x_test and y_test" in of(x=x, y=np.zeros(2, np.int64), x_test=x)
-    assert "test examples are of another shape" in of(
+    assert "test examples have another shape" in of(
         x=x, y=np.zeros(2, np.int64), x_test=x[:, :1], y_test=np.zeros(2, np.int64)
     )
     assert "not finite" in of(x=np.full((2, 3), np.nan), y=np.zeros(2, np.int64))
@@ -265,6 +265,6 @@ def test_mistakes_in_arrays_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_or_is_something_else_is_named(tmp_path: Path) -> None:
-    assert f"and {tmp_path / 'x'} is not there" in refused(tmp_path / "x")
+    assert f"and {tmp_path / 'x'} does not exist" in refused(tmp_path / "x")
     assert "is none of these" in refused(write(tmp_path / "x.xlsx", ""))
     assert "cannot be read" in refused(tmp_path / "x.csv")

@@ -47,15 +47,15 @@ DATASETS: dict[str, Callable[..., Data]] = {
 
 
 def loader_options(name: str) -> list[str]:
-    """What a data set of `DATASETS` can be asked for, beside its folder."""
+    """The options of the loader of a data set of `DATASETS`, beside its folder."""
     return list(inspect.signature(DATASETS[name]).parameters)[1:]
 
 
 def load(name: str, root: str | Path | None = None, **options: Any) -> Data:
-    """A data set of `DATASETS`, from its folder below `root`; `options` are its loader's own.
+    """A data set of `DATASETS` from its folder below `root`; `options` are those of its loader.
 
-    `root` defaults to the environment variable CONSILIENCE_DATA, then to ./data. "digits" and "heart-disease"
-    come with the installation and need no folder; for "csv-silos" `root` is the folder of CSV files itself.
+    `root` defaults to the environment variable CONSILIENCE_DATA, then to ./data. "digits" and "heart-disease" come with
+    the installation and need no folder; for "csv-silos" `root` is the folder of CSV files itself.
     """
     if name not in DATASETS:
         raise ConfigError(f"there is no data set {name!r}; {nearest(name, DATASETS)}")

@@ -1,4 +1,4 @@
-"""Decoded images are kept beside the user's other caches, so that fifty thousand JPEGs are decoded once."""
+"""A cache of decoded images in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ Images = tuple[Tensor, str]
 
 
 def cached(source: Path, column: str, rows: int, decode: Callable[[], Images]) -> Images:
-    """`decode()`, or what it gave for the same file (path, size, time of change) before.
+    """`decode()`, or its stored result for the same file (path, size, time of change).
 
-    The cache is a convenience: a folder that cannot be written or an entry that cannot be read costs time,
-    never the load.
+    A cache that cannot be read or written costs time, and is no error.
     """
     entry = _entry(source, column)
     if entry is None:

@@ -1,4 +1,4 @@
-"""EMNIST by writer: LEAF's images of digits and letters as TFF or Hugging Face publishes them."""
+"""EMNIST by writer: LEAF's images of digits and letters, as published by TFF or Hugging Face."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _converted(where: str, pixels: Array, label: Array) -> tuple[Tensor, Tensor]
         raise DataError(f"{where} must have 'pixels' of 28 × 28 floats, found {sizes or 'single'} {pixels.dtype}")
     if label.ndim != 1 or label.dtype.kind not in "iu":
         raise DataError(f"{where} must have 'label' of one integer an image, found {label.dtype} in {label.ndim}-d")
-    if not ((pixels >= 0) & (pixels <= 1)).all():  # also where they are not numbers
+    if not ((pixels >= 0) & (pixels <= 1)).all():  # also false for NaN
         raise DataError(f"{where} has pixels outside 0 (ink) to 1 (background)")
     y = torch.from_numpy(label.astype(np.int64))
     _check_labels(where, y)
@@ -101,7 +101,7 @@ def _hugging_face(folder: Path) -> Data:
         size = " × ".join(str(n) for n in data.x.shape[1:])
         raise DataError(f"{files[0]} is not {_NAME}: it holds images of {size}")
     _check_labels(str(files[0]), data.y)
-    # Most of a page is background: white here, as LEAF has it.
+    # Most of an image is background: LEAF has it white.
     x = 255 - data.x if data.x.numpy().mean() > 127.5 else data.x
     note = "; ".join(filter(None, ["ink 255 on 0, as in MNIST; a tenth of each writer held out", data.note]))
     data = replace(data, x=x, classes=data.classes or _CLASSES, note=note)

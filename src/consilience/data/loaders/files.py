@@ -1,4 +1,4 @@
-"""Finding and reading data files, and what to say when one is missing or damaged."""
+"""Data files: where they are, how they are read, and errors for missing or damaged ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from consilience.core.errors import DataError
 
 
 def data_root(root: str | Path | None) -> Path:
-    """The folder that holds one folder a data set."""
+    """The folder that holds a folder for each data set."""
     return Path(root or os.environ.get("CONSILIENCE_DATA") or "data").expanduser()
 
 
 def missing(name: str, file: str, folder: Path, source: str) -> DataError:
-    """A file that is not there: which one, where it was looked for, where to get it, how to set the folder."""
+    """The error for a missing file: its name and folder, its source, and how to set the folder."""
     return DataError(
         f"{name} needs the file {file}, which is not in {folder.absolute()}: get it from {source} and put it "
         f"there, or set the environment variable CONSILIENCE_DATA to the folder that holds {name}/"
@@ -28,8 +28,7 @@ def missing(name: str, file: str, folder: Path, source: str) -> DataError:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's bytes, unpacked if they are gzip's: what counts is the content, for browsers
-    unpack downloads and leave the name as it was."""
+    """The bytes of a file, unpacked if its content is gzip: browsers unpack downloads and keep the name."""
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
@@ -47,7 +46,6 @@ def normalisation(mean: Sequence[float], std: Sequence[float], top: float = 255.
 
 
 def common_names(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The group's names for train and for test, such that a name has the same number in both: test goes on with
-    those that train has not."""
+    """The names of the groups in train and in test, in an order that gives a name the same number in both."""
     known = set(train)
     return tuple(train), (*train, *(name for name in test if name not in known))

@@ -12,13 +12,13 @@ from consilience.core.errors import DataError, nearest
 
 Array = npt.NDArray[Any]
 Choice = Callable[[Sequence[str]], Sequence[str]]
-"""Which of a file's clients to read, by their sorted ids."""
+"""The clients to read, from the sorted ids of all clients."""
 
 
 def read_clients(
     path: Path, columns: Sequence[str], choose: Choice = lambda ids: ids, rows: int | None = None
 ) -> Iterator[tuple[str, list[Array]]]:
-    """(id, columns) of the chosen clients, the first `rows` examples of each; equally long columns."""
+    """(id, columns) of the chosen clients, with the first `rows` examples of each."""
     try:
         import h5py
     except ImportError as error:

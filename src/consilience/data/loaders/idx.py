@@ -1,4 +1,4 @@
-"""The MNIST family: idx files, packed by gzip or not."""
+"""The MNIST family: idx files, with or without gzip."""
 
 from __future__ import annotations
 
@@ -17,16 +17,8 @@ from consilience.data.loaders.files import missing, normalisation, read_bytes
 _TYPES = {8: ("unsigned bytes", ">u1"), 12: ("32-bit integers", ">i4")}
 _SPLITS = ("train", "t10k")
 _CLOTHES = (
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
+    *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
 _MNIST = "https://yann.lecun.com/exdb/mnist"
 _FASHION = "https://github.com/zalandoresearch/fashion-mnist"
@@ -34,8 +26,8 @@ _QMNIST = "https://github.com/facebookresearch/qmnist"
 
 
 def read_idx(path: Path, code: int, dims: int) -> Tensor:
-    """The array of an idx file: two zero bytes, a type code, the number of dimensions, then
-    each dimension and the values, all big-endian."""
+    """The array of an idx file: two zero bytes, a type code, the number of dimensions, each dimension, and the values,
+    all big-endian."""
     content = read_bytes(path)
     kind, dtype = _TYPES[code]
     header = 4 + 4 * dims
@@ -89,10 +81,10 @@ def fashion_mnist(root: Path) -> Data:
 
 
 def mnist_writers(root: Path) -> Data:
-    """MNIST with the group "writer": who wrote each digit, from QMNIST's label files.
+    """MNIST with the group "writer" of each digit, from QMNIST's label files.
 
-    Writers are numbered 0..W−1 within each of train and test (they share none); their NIST numbers are the
-    group's names. QMNIST's test file goes on beyond MNIST's: only its first rows are used.
+    Writers are numbered 0..W−1 within each of train and test, which share none; their NIST numbers are the group's
+    names. QMNIST's test file is longer than MNIST's: only its first rows are used.
     """
     data = mnist(root)
     return Data(_with_writers(data.train, root, "train"), _with_writers(data.test, root, "test"))

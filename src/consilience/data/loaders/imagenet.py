@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: folders of small JPEGs, one folder a class."""
+"""Tiny-ImageNet: a folder of small JPEGs for each class."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _val(folder: Path, ids: Sequence[str]) -> tuple[list[Path], list[int]]:
 
 
 def _images(folder: Path, files: Sequence[Path]) -> Tensor:
-    """[N, 3, 64, 64]; from the cache if names, sizes and times of change are those that were decoded before."""
+    """[N, 3, 64, 64]; from the cache if the names, sizes and times of change of all files are the same."""
     seen = hashlib.sha256()
     for file in files:
         try:

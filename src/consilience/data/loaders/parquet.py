@@ -23,6 +23,7 @@ from consilience.core.errors import DataError, nearest
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.cache import Images, cached
 from consilience.data.loaders.files import missing, normalisation
+from consilience.data.sources import pixels_of
 
 
 def image_parquet(
@@ -108,7 +109,7 @@ def _cifar(folder: Path, source: str, classes: int, **options: Any) -> Data:
 
 
 def find_shards(folder: Path, split: str) -> list[Path]:
-    """What is there of `split-*.parquet`, also one folder down, where a cloned repository has it."""
+    """The files `split-*.parquet` of a folder, or of its folders, as in a cloned repository."""
     return sorted(folder.glob(f"{split}-*.parquet")) or sorted(folder.glob(f"*/{split}-*.parquet"))
 
 
@@ -138,8 +139,7 @@ def _parquet_errors(path: Path) -> Iterator[None]:
 
 
 def read_columns(path: Path, columns: Sequence[str], besides: Sequence[str] = ()) -> pa.Table:
-    """Some columns of a file, which must have others `besides`: images are ten thousand times as big as labels and
-    may be in the cache."""
+    """Some columns of a file, which must also have the columns `besides`; these are not read."""
     if not path.is_file():
         raise DataError(f"there is no file {path.absolute()}")
     with _parquet_errors(path):
@@ -151,7 +151,7 @@ def read_columns(path: Path, columns: Sequence[str], besides: Sequence[str] = ()
 
 
 def _class_names(metadata: Mapping[bytes, bytes], column: str) -> tuple[str, ...]:
-    """From Hugging Face's feature description, or from a plain entry: "fine_names" for "fine_label"."""
+    """Class names from Hugging Face's feature description, or from an entry "fine_names" for "fine_label"."""
     plain = metadata.get(column.replace("label", "names").encode())
     if plain is not None:
         return tuple(plain.decode().split(","))
@@ -184,13 +184,13 @@ def _numbered(files: Sequence[Path], columns: Sequence[pa.ChunkedArray]) -> tupl
 def _encoded(path: Path, image: str) -> pa.ChunkedArray:
     with _parquet_errors(path):
         column = pq.read_table(path, columns=[image])[image]
-    import pyarrow.compute as pc  # here, as it is slow to load and images are in the cache most often
+    import pyarrow.compute as pc  # slow to load, and not needed for cached images
 
     return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
 
 
 def _decode_all(path: Path, image: str) -> Images:
-    """Decode every image; grey ones stay grey only if all are."""
+    """Decode every image; grey ones become colour images unless all are grey."""
     arrays: list[npt.NDArray[np.uint8]] = []
     forms = set()
     for row, encoded in enumerate(_encoded(path, image)):
@@ -212,11 +212,9 @@ def _decode(path: Path, row: int, encoded: object) -> tuple[npt.NDArray[np.uint8
         raise DataError(f"{path}: row {row} holds no image bytes, but {type(encoded).__name__}")
     try:
         with Image.open(io.BytesIO(encoded)) as image:
-            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
-            form = image.format or ""
+            return pixels_of(image, f"{path}: row {row}"), image.format or ""
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: row {row} is not an image that can be read ({error})") from error
-    return (pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)), form
 
 
 def _joined(files: Sequence[Path], images: Sequence[Tensor]) -> Tensor:

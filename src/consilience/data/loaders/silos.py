@@ -1,4 +1,4 @@
-"""Tables of one's own: a folder with one CSV file a silo."""
+"""The user's own tables: a folder with one CSV file for each silo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from consilience.core.errors import DataError, nearest
 from consilience.data.dataset import Data, Dataset
 
-CSV = "*.[cC][sS][vV]"  # Path.glob minds capitals, and programs write .CSV too
+CSV = "*.[cC][sS][vV]"  # Path.glob is case-sensitive, and some programs write .CSV
 _SCALING = "scaling.toml"
 _GROUP = "silo"
 _MISSING = ("", "?", "-", "na", "n/a", "null", "none")
@@ -24,7 +24,7 @@ _MISSING = ("", "?", "-", "na", "n/a", "null", "none")
 
 @dataclass(frozen=True)
 class Table:
-    """One file: its feature columns as numbers, its target column as it is written."""
+    """One file: its feature columns as numbers, its target column as text."""
 
     path: Path
     features: tuple[str, ...]
@@ -33,20 +33,19 @@ class Table:
 
 
 def csv_silos(folder: Path, target: str = "target", numbers: bool = False) -> Data:
-    """Your own tables: one CSV file a silo, all with the same columns (group "silo", named by the files).
+    """Your own tables: one CSV file for each silo, all with the same columns (group "silo", named by the files).
 
-    Every column but `target` is a feature and must be numeric, with no empty cells: codes and gaps are the owner's to
-    resolve, and are refused. Targets are class names, unless all are numbers and one has a decimal point; then they are
-    real. With `numbers` whole ones are real, too. Numbers in some files and names in all others are refused, for they
-    would hardly be different classes.
-    `<folder>/test/` may hold test rows, in files of the same names; without it the test set is empty, and
+    Every column but `target` is a feature and must be numeric, without empty cells; codes and gaps are refused. Targets
+    are class names, unless all are numbers and one has a decimal point; then they are real. With `numbers` whole ones
+    are real, too. Numbers in some files and names in all others are refused, because they are probably the same
+    classes. `<folder>/test/` may hold test rows, in files of the same names; without it the test set is empty, and
     `run.holdout` or `Federation.split` holds out a share of every silo.
 
-    Features are standardised by the constants of `<folder>/scaling.toml`, if there is one, a line a feature:
-    `age = { centre = 54, spread = 9 }`. Silos that may not pool their rows can agree on these in advance. Without it
-    every silo uses the mean and deviation of its own training rows (before any is held out, labels unseen): nothing
-    has to travel, but differences in level between silos are lost, and who uses the model elsewhere must standardise
-    by figures of that place.
+    Features are standardised by the constants of `<folder>/scaling.toml`, if there is one, with a line for each
+    feature: `age = { centre = 54, spread = 9 }`. Silos that may not pool their rows can agree on these in advance.
+    Without it every silo uses the mean and deviation of its own training rows (before any is held out, without labels):
+    nothing has to be exchanged, but differences in level between silos are lost, and users of the model elsewhere must
+    standardise by their own figures.
     """
     folder = Path(folder).expanduser().resolve()
     silos, tests = _tables(folder, target), _tables(folder / "test", target)
@@ -75,8 +74,7 @@ def csv_silos(folder: Path, target: str = "target", numbers: bool = False) -> Da
 
 
 def features_of(folder: Path, target: str = "target") -> tuple[tuple[str, ...], dict[str, Any]]:
-    """(the feature columns of a folder of silos in their order, what its silos agreed on for scaling them, if they
-    did)."""
+    """The feature columns of a folder of silos in their order, and the content of its scaling.toml, if there is one."""
     folder = Path(folder).expanduser().resolve()
     first = read_table(sorted(folder.glob(CSV))[0], target)
     scaling = folder / _SCALING
@@ -94,7 +92,7 @@ def _tables(folder: Path, target: str) -> dict[str, Table]:
 
 
 def read_table(path: Path, target: str) -> Table:
-    """A CSV file with a line of column names: numbers, and a target."""
+    """A CSV file of numbers and a target, with column names in its first line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             head, *rows = csv.reader(file)
@@ -128,7 +126,7 @@ def _number(path: Path, line: int, column: str, cell: str) -> float:
     where = f"{path}, line {line}: column {column!r}"
     if cell.lower() in _MISSING:
         what = f"is missing ({cell!r})" if cell else "is empty"
-        raise DataError(f"{where} {what}: fill it in (and say so in a column of 0 and 1), or leave the row out")
+        raise DataError(f"{where} {what}: fill it in (and mark it in a column of 0 and 1), or drop the row")
     try:
         value = float(cell)
     except ValueError:
@@ -142,7 +140,7 @@ def _number(path: Path, line: int, column: str, cell: str) -> float:
 
 
 def in_order(table: Table, features: Sequence[str], others: str = "the first silo") -> Table:
-    """The same table with its columns in the order of others."""
+    """The table with its columns in the order of `features`."""
     if set(table.features) != set(features):
         odd = sorted(set(features) ^ set(table.features))
         raise DataError(f"{table.path} has other columns than {others}; they differ in {', '.join(odd)}")
@@ -162,7 +160,7 @@ def _agreed(path: Path, features: Sequence[str]) -> tuple[Tensor, Tensor] | None
 
 
 def agreed_scale(table: Mapping[str, Any], features: Sequence[str], where: str) -> tuple[Tensor, Tensor]:
-    """(centre, spread) [features] from a line a feature, such as age = { centre = 54, spread = 9 }."""
+    """(centre, spread) [features] from entries such as age = { centre = 54, spread = 9 }."""
     if odd := sorted(set(table) ^ set(features)):
         raise DataError(f"{where} must have a line for each feature and no others; they differ in {', '.join(odd)}")
     try:
@@ -180,13 +178,13 @@ def _unclear(where: str, features: Sequence[str], error: Exception) -> DataError
 
 
 def own_scale(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A silo's own mean and deviation; a column that never varies becomes 0."""
+    """A silo's own mean and deviation; a constant column becomes 0."""
     spread = x.std(0, correction=0)
     return x.mean(0), torch.where(spread > 0, spread, 1)
 
 
 def _check_spelling(tables: Sequence[Table]) -> None:
-    """Refuse 0 and 1 in one file where another has well and ill; a file that has both kinds says it is meant so."""
+    """Refuse 0 and 1 in one file where another has well and ill, unless one file has both kinds."""
     kinds = [{_numeric(text) for text in table.targets} for table in tables]
     if all(len(kind) == 1 for kind in kinds) and {True} in kinds and {False} in kinds:
         numbers, names = (tables[kinds.index({kind})] for kind in (True, False))
@@ -206,15 +204,14 @@ def _numeric(text: str) -> bool:
 
 @dataclass(frozen=True)
 class _Targets:
-    """How targets are to be read: as classes, or as real numbers if there are none."""
+    """The form of the targets: classes, or real numbers if there are none."""
 
     classes: tuple[str, ...]
     whole: bool
 
     @classmethod
     def of(cls, tables: Sequence[Table], numbers: bool) -> _Targets:
-        """Real if all are numbers and one has a decimal point, or all are said to be; else whole numbers are classes,
-        in their order."""
+        """Real if all are numbers and one has a decimal point, or if `numbers`; else classes, in their order."""
         texts = [text for table in tables for text in table.targets]
         if numbers:
             for table in tables:

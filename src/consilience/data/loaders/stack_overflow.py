@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from consilience.core.checks import Count, check_type
 from consilience.core.errors import DataError
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.files import common_names, missing, read_bytes
@@ -20,7 +21,7 @@ from consilience.data.loaders.hdf5 import Array, Choice, read_clients
 from consilience.data.loaders.parquet import find_shards, read_columns, shards
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2
-"""Token ids: after the end of a text, a word outside the vocabulary, the most frequent word (the next is 3)."""
+"""Token ids: padding, a word outside the vocabulary, the most frequent word (the next is 3)."""
 
 _NAME = "stackoverflow"
 _COLUMNS = ("tokens", "title", "tags")
@@ -44,12 +45,11 @@ def stackoverflow(
     `clients` are spread evenly over the sorted ids, and the test set is theirs too (None for all users of both files:
     tens of gigabytes); they have the same numbers in train and test.
 
-    Parquet files train-*.parquet and test-*.parquet with the columns client_id, tokens, title and tags will do as well.
+    Files train-*.parquet and test-*.parquet with the columns client_id, tokens, title and tags are read as well.
     """
     limits = {"clients": clients, "examples": examples, "words": words, "tags": tags, "length": length}
     for name, value in limits.items():
-        if value is not None and value < 1:
-            raise DataError(f"{_NAME}: {name} must be at least 1, got {value}")
+        check_type(f"{_NAME}: {name}", value, Count | None)
     folder = root / _NAME
     word_ids = {word: FIRST + i for i, word in enumerate(_most_frequent(folder, "word_count", words))}
     tag_ids = {tag: i for i, tag in enumerate(_most_frequent(folder, "tag_count", tags))}
@@ -63,7 +63,7 @@ def stackoverflow(
 
 @dataclass
 class _Texts:
-    """Rows of word ids and of tag ids, end to end, and how long each is: lengths are known last."""
+    """Rows of word ids and of tag ids, end to end, with their lengths."""
 
     names: list[str] = field(default_factory=list)
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -121,7 +121,7 @@ def _padded(texts: _Texts, width: int, tags: Mapping[bytes, int], names: tuple[s
 
 
 def _most_frequent(folder: Path, kind: str, size: int) -> list[bytes]:
-    """The names of a file of counts: TFF has lines "word count" for words and a JSON object for tags."""
+    """The most frequent names of a file of counts: lines "word count" for words, a JSON object for tags."""
     path = folder / f"{_NAME}.{kind}"
     if not path.is_file():
         raise missing(_NAME, path.name, folder, f"{_SOURCE}/{path.name}.tar.bz2")

@@ -48,7 +48,7 @@ def _find(folder: Path, file: str) -> Path:
 
 
 def _read(path: Path) -> npt.NDArray[np.uint8]:
-    """Not by `read_bytes`: the first pixels may be those that gzip files begin with."""
+    """Not by `read_bytes`: the first pixels may equal the first bytes of a gzip file."""
     try:
         return np.fromfile(path, np.uint8)
     except OSError as error:

@@ -23,8 +23,8 @@ _COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
     *("thalach", "exang", "oldpeak", "slope", "ca", "thal", "num"),
 )
-# Round figures for middle-aged patients, fixed in advance: hospitals that may not pool their data cannot
-# compute a common mean either.
+# Round figures for middle-aged patients, fixed in advance: hospitals that may not pool their data cannot compute a
+# common mean.
 _NUMERIC = {
     "age": (54.0, 9.0),
     "trestbps": (130.0, 18.0),
@@ -36,7 +36,7 @@ _NUMERIC = {
 _BINARY = ("sex", "fbs", "exang")
 _CODES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}
 _INDICATED = ("trestbps", "chol", "thalach", "oldpeak", "ca", "fbs", "exang")
-_ZERO_IS_MISSING = ("trestbps", "chol")  # nobody alive has either: Switzerland wrote 0 for every cholesterol
+_ZERO_IS_MISSING = ("trestbps", "chol")  # Switzerland has 0 for every cholesterol
 
 HEART_FEATURES = (
     *_NUMERIC,
@@ -44,17 +44,16 @@ HEART_FEATURES = (
     *(f"{column}={code}" for column, codes in _CODES.items() for code in codes),
     *(f"{column} missing" for column in _INDICATED),
 )
-"""What the columns of `heart_disease().x` are."""
+"""The names of the columns of `heart_disease().x`."""
 
 
 def heart_disease() -> Dataset:
     """920 patients of four hospitals (group "hospital"), 29 features, healthy or diseased (narrowed vessels).
 
-    Age, resting blood pressure, cholesterol, maximum heart rate, ST depression and the number of coloured
-    vessels are standardised by fixed constants; sex, fasting blood sugar and exercise angina are 0 or 1;
-    chest pain, resting ECG, ST slope and thallium scan are one-hot. Missing values are 0 (after
-    standardising; all zeros if one-hot), and seven columns that hospitals often leave out have an indicator.
-    Which column is missing where differs so much between hospitals that it nearly tells them apart.
+    Age, resting blood pressure, cholesterol, maximum heart rate, ST depression and the number of coloured vessels are
+    standardised by fixed constants; sex, fasting blood sugar and exercise angina are 0 or 1; chest pain, resting ECG,
+    ST slope and thallium scan are one-hot. Missing values are 0 (after standardising; all zeros if one-hot), and the
+    seven columns with many missing values have an indicator. The missing columns nearly identify the hospital.
 
     UCI Machine Learning Repository, CC BY 4.0: Detrano, Janosi, Steinbrunn, Pfisterer (see heart/CREDIT.md).
     """
@@ -99,7 +98,7 @@ def heart_disease_split(_: Path | None = None) -> Data:
 
 def digits(_: Path | None = None) -> Data:
     """1,797 handwritten digits of 8×8 in 17 shades of grey; a fixed fifth of every class is the test set."""
-    from sklearn.datasets import load_digits  # a second to import, and only needed here
+    from sklearn.datasets import load_digits  # slow to import
 
     bunch = load_digits()
     scale, shift = normalisation([0.3053], [0.3760], top=16.0)

@@ -1,0 +1,74 @@
+"""Arrays x and y in a .npz or .safetensors file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from consilience.core.errors import DataError
+from consilience.data.loaders.labels import class_numbers
+
+
+def read_arrays(path: Path, classes: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+    """The pair x, y of a file and, if it has one, the pair x_test, y_test."""
+    arrays = _stored(path)
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise DataError(f"{path} has no array {name!r}; it has {', '.join(sorted(arrays)) or 'none'}")
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise DataError(f"{path} has one of x_test and y_test, but not the other")
+    return [
+        (_inputs(arrays[f"x{end}"], path), _targets(arrays[f"y{end}"], classes, path))
+        for end in ("", "_test")
+        if f"x{end}" in arrays
+    ]
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    try:
+        if path.suffix.lower() == ".safetensors":
+            return dict(load_file(path))
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _inputs(x: Any, path: Path) -> Tensor:
+    tensor = _tensor(x, path)
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        return tensor.float()
+    return tensor if tensor.dtype == torch.uint8 else tensor.long()
+
+
+def _targets(y: Any, classes: Sequence[str], path: Path) -> Tensor:
+    if isinstance(y, np.ndarray) and y.dtype.kind == "U":
+        return class_numbers([str(label) for label in y], classes, str(path))
+    tensor = _tensor(y, path)
+    if not classes:
+        return tensor if tensor.dtype == torch.uint8 else tensor.float().reshape(len(tensor), -1)
+    if tensor.is_floating_point() or tensor.dim() != 1:
+        raise DataError(f"{path}: y must be [N] class names or whole numbers, because there are classes")
+    labels = tensor.long()
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+        raise DataError(
+            f"{path}: y lies in {int(labels.min())}..{int(labels.max())}, but there are {len(classes)} classes, "
+            f"0..{len(classes) - 1}"
+        )
+    return labels
+
+
+def _tensor(array: Any, path: Path) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    except TypeError as error:
+        raise DataError(f"{path} holds an array of {array.dtype}, not of numbers") from error

@@ -1,0 +1,30 @@
+"""Class names as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from consilience.core.errors import DataError, nearest
+
+
+def class_numbers(labels: Sequence[str], classes: Sequence[str], where: str) -> Tensor:
+    """[N] numbers of classes. A label is a name or, if no name is itself a number, a number 0, 1, …"""
+    plain = [_plain(label) for label in labels]
+    code = {_plain(name): number for number, name in enumerate(classes)}
+    if not any(name.isdecimal() for name in code) and all(label.isdecimal() for label in plain):
+        code = {str(number): number for number in range(len(classes))}
+    for label in plain:
+        if label not in code:
+            raise DataError(f"{where}: {label!r} is no class of this federation; {nearest(label, code)}")
+    return torch.tensor([code[label] for label in plain], dtype=torch.int64)
+
+
+def _plain(label: str) -> str:
+    """Whole numbers in one spelling: programs write 1 as 1.0 or 01."""
+    try:
+        return str(int(float(label))) if float(label).is_integer() else label
+    except ValueError:
+        return label
