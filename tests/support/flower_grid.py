@@ -1,8 +1,9 @@
-"""A grid in memory: Flower's own messages, client apps called in this process, and whatever may go wrong between."""
+"""A federation in memory: Flower's own messages, client apps called in this process, and faults between them."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -24,7 +25,7 @@ from consilience.core.records import Tree, pack, unpack
 from consilience.flower import Participation, client_app
 from consilience.flower import app as flower_app
 from consilience.flower.coordinator import Coordinator
-from consilience.flower.messages import NO_STATE, TrainReply, TrainRequest, decode, encode
+from consilience.flower.messages import NO_STATE, SiteInfo, Token, TrainReply, TrainRequest, decode, encode
 from consilience.flower.registry import Registry
 from consilience.flower.storage import ClientStorage
 
@@ -32,16 +33,44 @@ HEARTBEATS = 60.0  # seconds after which the SuperLink reports that a node is do
 SHORT = {"timeout": 20.0, "patience": 300.0}
 UNAVAILABLE = Error(5, "Error: Node Unavailable")
 LATER = object()  # what a fault returns for a node that is not ready to answer yet
+TRAIN_REQUEST = TrainRequest(
+    experiment="0123456789abcdef",
+    fingerprint="f",
+    stage=1,
+    round=3,
+    client=2,
+    round_size=4,
+    examples=100,
+    seed=-1,
+    precision="float64",
+    token=Token(1, 9),
+    base=NO_STATE,
+    keep=[Token(1, 2), Token(1, 5)],
+)
+
+
+def site_info(name="Basel", examples=5, held_out=0, x=("float32", [3]), y=("float32", [1]), fingerprint="f"):
+    return SiteInfo(name=name, examples=examples, held_out=held_out, x=x, y=y, fingerprint=fingerprint)
+
+
+def json_content(value):
+    """The content of a message with this payload, valid or not."""
+    return RecordDict({"payload": ConfigRecord({"json": json.dumps(value)})})
+
+
+def echo(message, context):
+    """An app that sends every message back."""
+    return Message(message.content, reply_to=message)
 
 
 class Killed(BaseException):
-    """The server's process is no more. Nothing in it can catch this."""
+    """The server's process was killed. Nothing in it can catch this."""
 
 
 @dataclass
 class Node:
-    """A node that was started: its app, its settings, since when it is up, until when the link thinks so, and the site
-    that its key is registered for, if it is for one."""
+    """A node: its app and settings, its start, the end of the time for which the SuperLink reports it as online, and
+    the site for which its key is registered."""
 
     app: Any
     settings: dict
@@ -53,8 +82,8 @@ class Node:
 
 @dataclass
 class MemoryGrid(Grid):
-    """Nodes answer when the server looks for answers. `fault(node, message, answer)` may change or lose what a node
-    does: it returns the reply, None if none is sent, or LATER. After `calls_left` calls the server is dead."""
+    """Nodes answer when the server pulls replies. `fault(node, message, answer)` returns the reply, None for no reply,
+    or LATER. After `calls_left` calls the server is killed."""
 
     fault: Any = None
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -67,7 +96,7 @@ class MemoryGrid(Grid):
         self._waiting: dict[str, Message] = {}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as in a server app's process
 
-    # time, so that no test waits
+    # simulated time, so that no test waits
     def clock(self):
         return self.now
 
@@ -80,7 +109,7 @@ class MemoryGrid(Grid):
         return node_id
 
     def kill(self, node_id, noticed=0.0):
-        """A node goes down, which the link notices after so many seconds: till then it is one that does not answer."""
+        """A node goes down. The SuperLink notices it after `noticed` seconds; until then the node does not answer."""
         self.nodes[node_id].up, self.nodes[node_id].until = False, self.now + noticed
 
     def set_run(self, run):
@@ -114,7 +143,7 @@ class MemoryGrid(Grid):
         self._call()
         numbers = []
         for message in messages:
-            number = f"letter-{next(self._numbers)}"
+            number = f"message-{next(self._numbers)}"
             message.metadata.__dict__["_message_id"] = number
             self._waiting[number] = message
             numbers.append(number)
@@ -139,7 +168,7 @@ class MemoryGrid(Grid):
             del self._waiting[number]
             if reply is not None:
                 replies.append(reply)
-        self._call()  # dead before it could read them
+        self._call()  # killed before it reads them
         return replies
 
     def _answer(self, message, node):
@@ -156,7 +185,7 @@ class MemoryGrid(Grid):
 
 @contextmanager
 def unhurried():
-    """Without what only takes time in a test: reports and the disk's own caches."""
+    """Skips reports and fsync, which only take time in a test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flower_app, "write_report", lambda place: place / "report.html")
         patch.setattr(os, "fsync", lambda file: None)
@@ -165,31 +194,30 @@ def unhurried():
 
 @dataclass
 class Delivery:
-    """An order that has reached its site. `answer()` does the work, as often as it is called."""
+    """A training request that has reached its site. Each call of `answer()` lets the client answer it."""
 
     world: World
     site: str
-    order: TrainRequest
+    request: TrainRequest
     message: Message
     answer: Callable[..., Message]
 
     def reply(self, content):
         return Message(content, reply_to=self.message)
 
-    def with_update(self, change, **facts):
-        """The honest answer with another update, and perhaps other facts."""
-        answer, records = decode(self.answer().content, TrainReply)
-        facts = answer.model_copy(update=facts)
-        return self.reply(encode(facts, update=pack(change(unpack(records["update"])))))
+    def with_update(self, change, **fields):
+        """The client's reply with another update and other fields."""
+        reply, records = decode(self.answer().content, TrainReply)
+        update = pack(change(unpack(records["update"])))
+        return self.reply(encode(reply.model_copy(update=fields), update=update))
 
 
 @dataclass
 class World:
-    """Sites in memory, each with data and a disk of its own, and a server that may be started again and again.
+    """Sites in memory, each with its own data and disk, and a server that can be restarted.
 
-    `faults[round, site]` is called once, with the first order of that round that reaches the site; `always[site]`
-    with all others. What it returns is the reply, None for none. `instead[kind, site]` makes another reply out of what
-    a site says to a letter that is no order."""
+    `faults[round, site]` is called with the first training request of that round at that site, `always[site]` with all
+    others; both return the reply or None. `instead[kind, site]` changes a site's reply to other messages."""
 
     method: Any
     task: cs.Task
@@ -201,7 +229,7 @@ class World:
     always: dict[str, Callable] = field(default_factory=dict)
     instead: dict[tuple[str, str], Callable] = field(default_factory=dict)
     grid: MemoryGrid = field(default_factory=MemoryGrid)
-    orders: list[tuple[str, TrainRequest]] = field(default_factory=list)
+    requests: list[tuple[str, TrainRequest]] = field(default_factory=list)
 
     def __post_init__(self):
         self.grid.fault = self._deliver
@@ -230,7 +258,7 @@ class World:
         self.grid.kill(self.nodes[site], noticed)
 
     def restart(self, site):
-        """Another node of the same name, with the same disk."""
+        """Start another node of the same name, with the same disk."""
         self.kill(site, noticed=HEARTBEATS)
         self.nodes[site] = self.start(site)
 
@@ -241,13 +269,13 @@ class World:
         site, kind = node.settings["site"], message.metadata.message_type
         if kind != "train":
             return self.instead.get((kind, site), lambda reply: reply)(answer())
-        order = decode(message.content, TrainRequest)[0]
-        self.orders.append((site, order))
-        fault = self.faults.pop((order.round, site), None) or self.always.get(site)
-        return answer() if fault is None else fault(Delivery(self, site, order, message, answer))
+        request = decode(message.content, TrainRequest)[0]
+        self.requests.append((site, request))
+        fault = self.faults.pop((request.round, site), None) or self.always.get(site)
+        return answer() if fault is None else fault(Delivery(self, site, request, message, answer))
 
     def serve(self, rounds, **options):
-        """The server's process: it goes on with what is in its directory."""
+        """The server's process. It resumes the run in its directory."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(flower_app, "Coordinator", partial(Coordinator, clock=self.grid.clock, sleep=self.grid.sleep))
             return flower_app.serve(
@@ -262,24 +290,24 @@ class World:
             )
 
     def simulated(self, rounds, missing=(), **options):
-        """The same run in the simulator. All that the clients `missing` have to say is NaN."""
+        """The same run in the simulator. The updates of the clients `missing` are NaN."""
         data = self.federation.data[torch.arange(len(self.federation.data))]
         for site in missing:
             data.x[self.federation.indices(self.names.index(site))] = torch.nan
         federation = cs.Federation(data, self.federation.order, self.federation.offsets, names=self.names)
         engine = cs.Simulator(device="cpu", precision="float64", chunk=len(federation), workers=1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cs.Dataset, "__post_init__", lambda data: None)  # which would refuse NaN
+            patch.setattr(cs.Dataset, "__post_init__", lambda data: None)  # which would reject NaN
             return cs.fit(self.method, self.task, federation, rounds=rounds, engine=engine, progress=False, **options)
 
     def files(self, site):
         return ClientStorage(self.disk(site), Registry.read(self.out).experiment, site)
 
     def state(self, run, site) -> Tree:
-        """A site's state from its own disk, as the next order would name it."""
+        """A site's state on its own disk, which the next request would name."""
         client = self.names.index(site)
         token = run.states.token(client)
-        if token == NO_STATE:  # the next order will bring it
+        if token == NO_STATE:  # the next request brings it
             return run.states.gather(torch.tensor([client]))
         work = self.files(site).read(token)
         assert work is not None, f"{site} has no {token}, only {self.files(site).tokens()}"

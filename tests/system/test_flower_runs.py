@@ -88,9 +88,9 @@ def left_out(run):
     return [(line["round"], entry["client"]) for line in run.history for entry in line["rejected"]]
 
 
-def ordered(world, round):
-    """The orders of a round, as (site, order)."""
-    return [(site, order) for site, order in world.orders if order.round == round]
+def requested(world, round):
+    """The training requests of a round, as (site, request)."""
+    return [(site, request) for site, request in world.requests if request.round == round]
 
 
 @every_method
@@ -113,7 +113,7 @@ def test_a_switch_of_methods_is_the_simulators_run_and_sends_states_anew(world):
     assert_same(run.server, wanted.server)
     there.method = FEDEP
     assert apart(there, run) < 1e-9
-    for site, order in there.orders:
+    for site, order in there.requests:
         assert order.stage == (order.round > 2)
         assert (order.base == NO_STATE) == (order.round in (1, 3)), site
 
@@ -401,7 +401,7 @@ def test_a_client_that_answers_badly_once_goes_on_from_the_state_before(world, m
     run = there.serve(3)
     assert left_out(run) == [(2, BAD)]
     assert_nothing_is_lost(there, run, 3)
-    (_, first), (_, second), (_, third) = (entry for entry in there.orders if entry[0] == BAD)
+    (_, first), (_, second), (_, third) = (entry for entry in there.requests if entry[0] == BAD)
     assert first.base == NO_STATE
     assert second.base == third.base == first.token
 
@@ -499,7 +499,7 @@ def test_an_order_that_comes_twice_is_done_once(world, method):
     assert_same(run.server, there.simulated(3).server)
     assert_nothing_is_lost(there, run, 3)
     if method is not FEDAVG:
-        tokens = {order.token for _, order in there.orders}
+        tokens = {order.token for _, order in there.requests}
         assert all(set(there.files(site).tokens()) <= tokens for site in there.names)
 
 
@@ -533,7 +533,7 @@ def test_a_site_that_lost_its_disk_begins_anew_and_what_the_server_had_of_it_is_
     assert f"{BAD!r} has lost its state and gets a new one" in caplog.text
     assert caplog.text.count("gets a new one") == 1
     assert_nothing_is_lost(there, run, 5)
-    assert dict(ordered(there, 4))[BAD].base == NO_STATE
+    assert dict(requested(there, 4))[BAD].base == NO_STATE
 
 
 def test_a_site_that_begins_anew_is_sent_a_state_around_what_the_server_believes_now(world):
@@ -580,7 +580,7 @@ def test_where_all_sites_lose_their_disks_at_once_the_round_is_tried_again(world
         there.wipe(site)
     run = there.serve(3)
     assert not left_out(run)
-    assert len(ordered(there, 3)) == 2 * len(SIZES)
+    assert len(requested(there, 3)) == 2 * len(SIZES)
     assert_nothing_is_lost(there, run, 3)
 
 
@@ -589,7 +589,7 @@ def test_the_only_client_may_lose_its_disk_in_every_round(world, method):
     there = world(method, sizes=(7,), always={"Basel": wiped})
     run = there.serve(4)
     assert_nothing_is_lost(there, run, 4)
-    assert [len(ordered(there, round)) for round in (1, 2, 3, 4)] == [1, 2, 2, 2]
+    assert [len(requested(there, round)) for round in (1, 2, 3, 4)] == [1, 2, 2, 2]
 
 
 def test_a_client_that_always_says_it_has_lost_its_state_ends_with_the_servers_patience(world):
@@ -628,7 +628,7 @@ def test_a_node_that_is_killed_and_comes_back_as_another_gets_its_order_again_in
     assert not left_out(run)
     assert_nothing_is_lost(there, run, 3)
     assert there.grid.now < 20, "nobody waited for the dead node"
-    again = [order for site, order in ordered(there, 2) if site == BAD]
+    again = [order for site, order in requested(there, 2) if site == BAD]
     assert len(again) == 2
     assert again[0] == again[1]
     torn = list(there.disk(BAD).rglob("*.tmp"))
@@ -656,13 +656,13 @@ def killed_after(world, rounds, at, **options):
 def test_a_server_that_was_killed_goes_on_to_the_same_end(world, method, checkpoint_every, at):
     there = world(method)
     killed_after(there, 5, at, checkpoint_every=checkpoint_every)
-    first, ordered_then = Registry.read(there.out).start, len(there.orders)
+    first, ordered_then = Registry.read(there.out).start, len(there.requests)
     run = there.serve(5, checkpoint_every=checkpoint_every)
     assert_same(run.server, there.simulated(5).server)
     assert_nothing_is_lost(there, run, 5)
     second = Registry.read(there.out).start
     assert 0 < first < second
-    starts = [order.token.start for _, order in there.orders]
+    starts = [order.token.start for _, order in there.requests]
     assert starts == [first] * ordered_then + [second] * (len(starts) - ordered_then)
 
 
@@ -743,7 +743,7 @@ def test_a_state_that_only_a_site_knew_begins_anew_when_its_disk_is_lost(clouds,
     run = there.serve(3)
     assert left_out(run) == [(2, BAD)]
     assert f"{BAD!r} has lost its state and gets a new one" in caplog.text
-    assert dict(ordered(there, 3))[BAD].base == NO_STATE
+    assert dict(requested(there, 3))[BAD].base == NO_STATE
     there.state(run, BAD)
 
 
@@ -873,18 +873,18 @@ def test_a_round_of_fewer_clients_than_planned_is_as_if_the_others_had_said_noth
 def test_who_is_not_there_is_replaced_by_another_who_is(world):
     there = world(FEDEP)
     there.serve(1, cohort=2)
-    planned = [site for site, _ in ordered(there, 1)]
+    planned = [site for site, _ in requested(there, 1)]
     again = world(FEDEP)
     again.folder = there.folder / "again"
     again.serve(5, cohort=2)
-    plan = {round: sorted(site for site, _ in ordered(again, round)) for round in range(1, 6)}
+    plan = {round: sorted(site for site, _ in requested(again, round)) for round in range(1, 6)}
     assert plan[1] == sorted(planned)
     gone = plan[3][0]
     there.kill(gone)
     run = there.serve(5, cohort=2)
     assert [line["clients"] for line in run.history] == [2] * 5
     for round in range(2, 6):
-        sites = {site for site, _ in ordered(there, round)}
+        sites = {site for site, _ in requested(there, round)}
         assert gone not in sites
         assert set(plan[round]) - {gone} <= sites, "those who are there and were chosen take part"
     assert_nothing_is_lost(there, run, 5)

@@ -1,0 +1,96 @@
+"""The registry of an experiment: order, limits, starts."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+import torch
+
+from consilience.core.errors import CheckpointError, DataError
+from consilience.flower import registry
+from consilience.flower.messages import Dtype
+from consilience.flower.registry import Registry
+from support.flower_grid import site_info
+
+
+def test_clients_are_in_the_order_of_their_names():
+    sites = [site_info(name, n) for name, n in (("Zug", 3), ("Basel", 7), ("bern", 4))]
+    for order in itertools.permutations(sites):
+        federation = Registry.of(order).federation("f")
+        assert federation.names == ("Basel", "Zug", "bern")
+        assert federation.sizes.tolist() == [7, 3, 4]
+        assert federation.examples == 14
+        assert federation.data.x.shape == (1, 3)
+
+
+def test_the_server_knows_neither_labels_nor_order_and_needs_no_memory_for_examples():
+    federation = Registry.of([site_info(name, 10**12, y=("int64", [])) for name in ("a", "b")]).federation("f")
+    assert federation.examples == 2 * 10**12
+    assert federation.label_counts() is None
+    assert len(federation.order) == 1
+
+
+@pytest.mark.parametrize("dtype", get_args(Dtype))
+def test_every_dtype_that_a_site_may_name_is_one_of_torch(dtype):
+    data = Registry.of([site_info(x=(dtype, [2, 3]), y=(dtype, []))]).federation("f").data
+    assert data.x.dtype == getattr(torch, dtype)
+    assert data.y.dtype == (data.x.dtype if data.x.is_floating_point() else torch.int64)
+    assert (data.x.shape, data.y.shape) == ((1, 2, 3), (1,))
+
+
+@pytest.mark.parametrize("other", [{"x": ("float32", [4])}, {"y": ("int64", [])}, {"x": ("uint8", [3])}])
+def test_sites_with_other_data_cannot_be_one_federation(other):
+    with pytest.raises(DataError, match=r"different data: an example is .* at 'Bern', but float32 3 .* at 'Basel'"):
+        Registry.of([site_info("Bern", **other), site_info("Basel")])
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "wanted"),
+    [((3, 5, 10**9), None, [3, 5, 500]), ((5, 10**9), None, [5, 500]), ((3, 50), 20, [3, 20])],
+)
+def test_no_site_counts_for_more_than_max_examples_or_100_times_the_median(counts, most, wanted, caplog):
+    found = Registry.of([site_info(name, n) for name, n in zip("abc", counts, strict=False)], most)
+    assert [member.examples for member in found.members] == wanted
+    name = found.names[-1]
+    assert caplog.messages == [f"{name!r} claims {counts[-1]} examples: it counts for max_examples = {wanted[-1]}"]
+
+
+@pytest.fixture
+def now(monkeypatch):
+    clock = SimpleNamespace(time=lambda: clock.seconds, seconds=1000.7)
+    monkeypatch.setattr(registry, "time", clock)
+    return clock
+
+
+def test_a_registry_is_read_as_it_was_written_and_every_start_has_a_larger_number(tmp_path, now):
+    assert Registry.read(tmp_path) is None
+    new = Registry.of([site_info("a", 3), site_info("b", 5)])
+    first = new.started(tmp_path / "new")
+    assert (new.start, first.start) == (0, 1000)
+    assert Registry.read(tmp_path / "new") == first
+    assert first.started(tmp_path / "new").start == 1001, "within the same second"
+    now.seconds = 500.0
+    assert Registry.read(tmp_path / "new").started(tmp_path / "new").start == 1002, "though the clock was set back"
+
+
+def test_a_start_after_a_restored_backup_has_a_new_number(tmp_path, now):
+    backup = Registry.of([site_info()]).started(tmp_path)
+    given = []
+    for now.seconds in (2000.0, 3000.0):
+        given.append(Registry.read(tmp_path).started(tmp_path).start)
+    now.seconds = 4000.0
+    assert backup.started(tmp_path).start > max(given)
+
+
+def test_two_experiments_have_different_names():
+    assert Registry.of([site_info()]).experiment != Registry.of([site_info()]).experiment
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"experiment": "e"}', '{"start": -1}'])
+def test_a_damaged_registry_is_named_with_a_way_out(tmp_path, text):
+    (tmp_path / "sites.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"sites\.json is damaged: restore it from a backup, or choose another"):
+        Registry.read(tmp_path)
