@@ -176,7 +176,7 @@ def marginal_picture(task: cs.Task, federation: cs.Federation) -> Figure:
     for number, theta in enumerate(run.posterior.sample(12)):
         label = "draws" if not number else None
         axes.plot(x, run.task.predict(theta, x), color=INK, linewidth=0.7, alpha=0.7, label=label)
-    axes.plot(x, run.predict(x), color=ORANGE, linewidth=2, label="point: the mean weight")
+    axes.plot(x, run.predict(x, point=True), color=ORANGE, linewidth=2, label="point: the mean weight")
     axes.plot(x, run.predict(x, samples=1000), color=BLUE, linewidth=2, label="marginal: average over draws")
     finished(axes, "x", "p(y = 1 | x)")
     return figure
@@ -196,7 +196,7 @@ def calibration_picture() -> Figure:
     for axes, rounds in zip(panels, (8, 250), strict=True):
         method = cs.FedAvg(cs.SGD(lr=0.1, epochs=2))
         run = cs.fit(method, task, federation, rounds=rounds, engine=ENGINE, progress=False)
-        prediction = run.predict(data.test.inputs(torch.arange(len(data.test))))
+        prediction = run.predict(data.test.inputs(torch.arange(len(data.test))), point=True)
         bins(axes, prediction, data.test.y)
         scores = run.evaluate(data.test).point
         verdict = "too sure" if prediction.amax(1).mean() > scores["accuracy"] else "too modest"

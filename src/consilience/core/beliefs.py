@@ -42,8 +42,10 @@ class Mixture:
 Belief = Gaussian | Point | Mixture
 
 
-def draws(belief: Belief, samples: int) -> Mixture:
+def draws(belief: Belief, samples: int, *, seed: int = 0) -> Mixture:
     """The networks that a belief predicts with: an ensemble itself, `samples` draws of a posterior, or the mean."""
     if isinstance(belief, Mixture):
         return belief
-    return Mixture.of(belief.sample(samples) if samples and isinstance(belief, Gaussian) else belief.mean.unsqueeze(0))
+    if samples and isinstance(belief, Gaussian):
+        return Mixture.of(belief.sample(samples, seed=seed))
+    return Mixture.of(belief.mean.unsqueeze(0))

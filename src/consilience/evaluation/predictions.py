@@ -11,6 +11,8 @@ from consilience.data.dataset import Dataset
 from consilience.tasks.supervised import Regression
 from consilience.tasks.task import Task
 
+SAMPLES = 10  # draws of a posterior that predictions are averaged over
+
 
 def predict(
     task: Task, belief: Belief, data: Dataset, index: Tensor, *, samples: int = 0, batch_size: int = 1000
@@ -32,6 +34,15 @@ def predict_with_variance(
         if isinstance(task, Regression):
             variances.append(_variance(belief, networks, made))
     return torch.cat(means), torch.cat(variances) if variances else None
+
+
+def predict_inputs(
+    task: Task, belief: Belief, x: Tensor, *, samples: int = SAMPLES, point: bool = False, seed: int = 0
+) -> Tensor:
+    """The predictive mean for inputs x: averaged over `samples` draws of a Gaussian posterior, or over an ensemble.
+    With `point`, the prediction of the mean weights."""
+    networks = Mixture.of(belief.mean.unsqueeze(0)) if point else draws(belief, samples, seed=seed)
+    return networks.combine(predict_each(task, networks, x))
 
 
 def predict_each(task: Task, networks: Mixture, x: Tensor) -> Tensor:

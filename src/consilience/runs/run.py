@@ -1,4 +1,4 @@
-"""Run: a federation that has learned, and what to do with it."""
+"""Run: the result of `fit`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.beliefs import Belief, draws
+from consilience.core.beliefs import Belief
 from consilience.core.display import summary, summary_table
 from consilience.core.errors import TaskError
 from consilience.core.records import Tree, rows, to
@@ -22,7 +22,7 @@ from consilience.data.sources import to_tensor
 from consilience.engines.plan import Plan
 from consilience.engines.states import States
 from consilience.evaluation.detection import Detection, detect
-from consilience.evaluation.predictions import predict_each
+from consilience.evaluation.predictions import SAMPLES, predict_inputs
 from consilience.evaluation.samples import generate
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.evaluation.uncertainty import Uncertainty, uncertainty
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 DESCRIBED = 1000  # clients whose label counts go into run.json
-ASKED = 100  # clients at most that a test is dealt to
+ASKED = 100  # clients at most to which a test set is dealt
 
 
 @dataclass
 class Run:
-    """A federation that has learned: the server's belief, the history, and what to do with them."""
+    """A trained federation: the server's belief and the history, with predictions and scores."""
 
     algorithm: Algorithm
     task: Task
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The last scores on the test data that `fit` was given, made now if there are none; None without test data."""
+        """The last scores on the test data of `fit`, computed now if there are none; None without test data."""
         if self.latest is None and self.test is not None:
             self.latest = self.evaluate(self.test)
         return self.latest
@@ -74,7 +74,7 @@ class Run:
         return frame([flat(line) for line in self.history])
 
     def files(self, evaluated: bool) -> RunFiles:
-        """What a directory of this run would hold."""
+        """The run as plain data, as its directory would hold it."""
         config = {
             "algorithm": describe(self.algorithm),
             "method": self.algorithm.name,
@@ -82,18 +82,18 @@ class Run:
             "rounds": len(self.history),
         }
         if self.out is not None and (self.out / "run.json").is_file():
-            config = RunDirectory(self.out).facts()  # which knows of a switch
+            config = RunDirectory(self.out).facts()  # with a switch
         found = self.evaluation if evaluated else None
         return RunFiles(config, self.history, {} if found is None else found.to_json())
 
     @property
     def posterior(self) -> Belief:
-        """What the server believes of the weights: a `Gaussian`, a `Point` without uncertainty, or a `Mixture`."""
+        """The server's belief about the weights: a `Gaussian`, a `Point` without uncertainty, or a `Mixture`."""
         return self.algorithm.posterior(self.server)
 
     @property
     def network(self) -> Task:
-        """The task whose weights the posterior is about: PFNM's network is wider than its clients'."""
+        """The task of the posterior's weights: PFNM's network is wider than its clients'."""
         return self.algorithm.network(self.task, self.server)
 
     @property
@@ -102,27 +102,33 @@ class Run:
         return self.network.release(self.posterior.mean)
 
     def personal(self, client: int) -> Belief:
-        """What one client would use."""
+        """The belief that one client predicts with."""
         state = self.states.gather(torch.tensor([client]))
         return self.algorithm.personal(self.server, to(rows(state, 0), self.task.device))
 
-    def predict(self, x: Tensor | npt.ArrayLike, samples: int = 0) -> Tensor:
-        """Predictions for model inputs x [N, ...]; averaged over `samples` draws of the posterior, if it has one."""
-        networks = draws(self.posterior, samples)
-        return networks.combine(predict_each(self.network, networks, to_tensor(x, "x")))
+    def predict(
+        self, x: Tensor | npt.ArrayLike, *, samples: int = SAMPLES, point: bool = False, seed: int = 0
+    ) -> Tensor:
+        """The predictive mean for model inputs x [N, ...]: averaged over `samples` draws of a Gaussian posterior, or
+        over an ensemble. With `point`, the prediction of the mean weights."""
+        return predict_inputs(self.network, self.posterior, to_tensor(x, "x"), samples=samples, point=point, seed=seed)
 
-    def sample(self, count: int, seed: int = 0, samples: int = 0) -> Tensor:
-        """`count` examples of an `Adversarial` run's generators, in model units; of `samples` draws of the posterior in
-        turn, if it has one."""
+    def sample(self, count: int, *, samples: int = 0, seed: int = 0) -> Tensor:
+        """`count` examples of the generators of an `Adversarial` run, in model units: of the mean weights, or of
+        `samples` draws of the posterior in turn."""
         if not isinstance(self.network, Adversarial):
             raise TaskError(f"only generators make examples: the task is {self.task.kind}")
         return generate(self.network, [self.posterior], count, samples=samples, seed=seed)
 
-    def evaluate(self, test: Dataset | Federation, samples: int = 10, outside: Dataset | None = None) -> Evaluation:
-        """Scores on test data. For a Federation every client that has learned is judged by its own belief; clients are
-        the same if they have the same name or, where not all have names, if there are as many. Where clients learn
-        `alone`, any other test is dealt to them in turn: it says how good they are on average. Of examples of another
-        kind, `outside`, only the predictive entropy is of interest."""
+    def evaluate(
+        self, test: Dataset | Federation, *, samples: int = SAMPLES, outside: Dataset | None = None
+    ) -> Evaluation:
+        """Scores on test data, of the mean weights and averaged over `samples` draws of the posterior.
+
+        For a Federation, every client that has learned predicts with its own belief. Clients are matched by name or,
+        where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
+        to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
+        only the predictive entropy is computed."""
         if isinstance(test, Federation):
             return evaluate(self.network, self._own(test), test, samples=samples, outside=outside)
         if not self.algorithm.alone:
@@ -133,7 +139,7 @@ class Run:
         return replace(found, clients=[])
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:
-        """The belief of every client of a test."""
+        """The belief of every client of a test federation."""
         if self.federation.names is not None and test.names is not None:
             learned = {name: client for client, name in enumerate(self.federation.names)}
             known = {client: learned[name] for client, name in enumerate(test.names) if name in learned}
@@ -142,17 +148,17 @@ class Run:
         everyone = self.posterior
         return lambda client: self.personal(known[client]) if client in known else everyone
 
-    def uncertainty(self, data: Dataset, samples: int = 10) -> Uncertainty:
-        """How uncertain the server's belief is about every example, and why."""
+    def uncertainty(self, data: Dataset, *, samples: int = SAMPLES) -> Uncertainty:
+        """The uncertainty of the server's belief about every example, split into its causes."""
         return uncertainty(self.network, self.posterior, data, samples=samples)
 
-    def detect(self, inside: Dataset, outside: Dataset, samples: int = 10) -> Detection:
-        """How well the server's uncertainty tells examples of another kind from those it has learned."""
+    def detect(self, inside: Dataset, outside: Dataset, *, samples: int = SAMPLES) -> Detection:
+        """How well the server's uncertainty separates out-of-distribution examples from others."""
         return detect(self.network, self.posterior, inside, outside, samples=samples)
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:
-    """Who holds what, as run.json has it."""
+    """The clients and their data, for run.json."""
     data, counts = federation.data, federation.label_counts()
     return {
         "data": data.name,
@@ -168,8 +174,8 @@ def federation_facts(federation: Federation) -> dict[str, Any]:
 
 
 class Callback(Protocol):
-    """What `fit` calls after every round: any function of the run so far and of the round's line in its history.
-    `consilience.runs.tracking` has some."""
+    """A function that `fit` calls after every round with the run so far and the round's line of its history, such as
+    those in `consilience.runs.tracking`."""
 
     def __call__(self, run: Run, line: dict[str, Any], /) -> None:
-        """Look, but do not touch: what a callback changes is not in any checkpoint."""
+        """Read the run. A change that a callback makes to it is not in any checkpoint."""

@@ -9,16 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
+from torch import Tensor
+
 from consilience.core import text
-from consilience.core.beliefs import Belief
+from consilience.core.beliefs import Belief, Mixture
 from consilience.core.display import summary, summary_table
-from consilience.core.errors import CheckpointError, ConsilienceError, RecordError
+from consilience.core.errors import CheckpointError, ConsilienceError, RecordError, TaskError
 from consilience.core.records import unpack
 from consilience.core.text import plural
-from consilience.evaluation.scores import Evaluation
+from consilience.data.dataset import Dataset, to_tensor
+from consilience.data.federation import Federation
+from consilience.evaluation.predictions import SAMPLES, predict_inputs
+from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.metrics import Reliability
 from consilience.runs.directory import POSTERIOR, RunDirectory
 from consilience.runs.rows import flat, frame
+from consilience.tasks.task import Task
 
 if TYPE_CHECKING:
     import pandas
@@ -138,8 +145,7 @@ def load_posterior(path: str | Path) -> Belief:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a run left behind, without its data and its module: enough to look at it. To predict, make the task again
-    and call `task.predict(stored.posterior.mean, x)` or `evaluate(task, stored.posterior, data)`."""
+    """A run read from its directory, without its data and its module: `predict` and `evaluate` need the task again."""
 
     directory: Path
     config: dict[str, Any]
@@ -158,8 +164,33 @@ class StoredRun:
 
     @property
     def posterior(self) -> Belief:
-        """What the server believed of the weights at the last checkpoint."""
+        """The server's belief about the weights at the last checkpoint."""
         return load_posterior(self.directory)
+
+    def predict(
+        self, task: Task, x: Tensor | npt.ArrayLike, *, samples: int = SAMPLES, point: bool = False, seed: int = 0
+    ) -> Tensor:
+        """The predictive mean for model inputs x [N, ...], as by `Run.predict`, with the module of `task`."""
+        belief = self.posterior
+        return predict_inputs(
+            self._prepared(task, belief), belief, to_tensor(x, "x"), samples=samples, point=point, seed=seed
+        )
+
+    def evaluate(
+        self, task: Task, test: Dataset | Federation, *, samples: int = SAMPLES, outside: Dataset | None = None
+    ) -> Evaluation:
+        """Scores of the posterior on test data, with the module of `task`."""
+        belief = self.posterior
+        return evaluate(self._prepared(task, belief), belief, test, samples=samples, outside=outside)
+
+    def _prepared(self, task: Task, belief: Belief) -> Task:
+        """The task in the posterior's precision. The posterior may end with the weights of networks that the method
+        added, which the task does not have."""
+        theta = belief.theta if isinstance(belief, Mixture) else belief.mean
+        weights, learned = theta.shape[-1], (self.config.get("task") or {}).get("parameters")
+        if task.size != weights and not task.size < weights == learned:
+            raise TaskError(f"the stored posterior has {weights:,} weights, but the task has {task.size:,}")
+        return task.prepare(dtype=theta.dtype)
 
     def frame(self) -> pandas.DataFrame:
         """The history as a data frame, one row a round; needs pandas."""

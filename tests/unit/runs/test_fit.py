@@ -361,8 +361,10 @@ def test_a_posterior_is_scored_both_at_its_mean_and_averaged() -> None:
     assert run.history[-1]["marginal"].keys() == run.history[-1]["eval"].keys()
     assert run.history[-1]["marginal"]["mse"] != run.history[-1]["eval"]["mse"]
     x = federation.data.x
-    torch.testing.assert_close(run.predict(x), run.model(x), msg="without samples, the mean weights predict")
-    assert not torch.equal(run.predict(x, samples=5), run.predict(x))
+    torch.testing.assert_close(run.predict(x, point=True), run.model(x))
+    drawn = torch.stack([run.task.predict(theta, x) for theta in run.posterior.sample(10)])
+    torch.testing.assert_close(run.predict(x), drawn.mean(0))
+    assert not torch.equal(run.predict(x, seed=1), run.predict(x))
 
 
 # The posterior as a file

@@ -456,7 +456,7 @@ def test_a_run_makes_examples_and_scores_them(method):
     theta, z, x = run.posterior.mean, torch.randn(6, LATENT).double(), test.data.x.double()
     hand = ByHand(theta)
     torch.testing.assert_close(run.model.double()(z), hand.make(z), rtol=1e-5, atol=1e-6)  # of a float32 module
-    torch.testing.assert_close(run.predict(x), hand.score(x).detach(), **EXACT)
+    torch.testing.assert_close(run.predict(x, point=True), hand.score(x).detach(), **EXACT)
     made = run.sample(70)
     torch.testing.assert_close(made, run.task.generate(theta, 70), **EXACT)
     torch.testing.assert_close(run.sample(8), made[:8], **EXACT)
@@ -505,7 +505,7 @@ def test_what_an_algorithm_appends_does_not_change_what_is_made():
     start = task.prepare(dtype=torch.float64)
     x = points().data.x.double()
     torch.testing.assert_close(run.sample(9), start.generate(start.initial(), 9), **EXACT)
-    torch.testing.assert_close(run.predict(x), start.predict(start.initial(), x), **EXACT)
+    torch.testing.assert_close(run.predict(x, point=True), start.predict(start.initial(), x), **EXACT)
     assert [name for name, _ in run.model.named_parameters()] == task.main.names
 
 
@@ -553,7 +553,7 @@ def test_the_report_of_points_shows_them_on_the_discriminator_s_map(tmp_path):
     low, high = (torch.tensor(kept[side]).double() for side in ("low", "high"))
     corner = low + (high - low) / 120  # the middle of the first of 60 × 60 cells
     torch.testing.assert_close(
-        torch.tensor(kept["map"])[0, 0].double(), run.predict(corner[None])[0], rtol=0, atol=1e-3
+        torch.tensor(kept["map"])[0, 0].double(), run.predict(corner[None], point=True)[0], rtol=0, atol=1e-3
     )
     assert json.loads((out / "evaluation.json").read_text())["samples"] == kept
     shown = samples_of(cs.write_report(out).read_text())
