@@ -1,4 +1,4 @@
-"""Does a run do what the theory of its method says? Questions to put to a run when it is over."""
+"""Tests of a finished run against the theory of its method."""
 
 from consilience.diagnostics import ode
 

@@ -1,4 +1,4 @@
-"""What a client does with its data: from a cavity and data to a tilted distribution."""
+"""A client's inference: from a cavity and data to a tilted distribution."""
 
 from consilience.inference.laplace import Laplace
 from consilience.inference.mcmc import MCMC

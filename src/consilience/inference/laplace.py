@@ -1,4 +1,4 @@
-"""Laplace: the curvature at the mean, as diagonal Fisher information."""
+"""Laplace: the curvature at the mean as diagonal Fisher information."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from consilience.tasks.task import Task
 
 @dataclass(frozen=True)
 class Laplace(Curved):
-    """F is the mean squared gradient of an example whose label is drawn from the model, over `epochs` passes with
-    fresh labels; `clip` limits it to mean ± 2 standard deviations over coordinates, as the paper does."""
+    """F is the mean squared gradient of an example with a label drawn from the model, over `epochs` passes with new
+    labels. `clip` limits it to mean ± 2 standard deviations over coordinates, as in the paper."""
 
     letter: ClassVar[str] = "L"
     clip: bool = True
 
     def curvature(self, task: Task, cavity: Gaussian, mean: Tensor, cohort: Cohort) -> Tensor:
-        """Fisher information at the mean."""
         passes = [cohort.mean(task.fisher, mean, self.batch_size, tag=f"fisher {e}") for e in range(self.epochs)]
         fisher = sum(passes[1:], passes[0]) / self.epochs
         return within_two_deviations(fisher) if self.clip else fisher

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.core.errors import ConfigError
+from consilience.core.checks import Count, NonNegative
 from consilience.core.gaussian import Gaussian
 from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Tilted
@@ -17,32 +17,25 @@ from consilience.tasks.task import Task
 
 @dataclass(frozen=True)
 class Newton(Tilted):
-    """Λ = ∇²E(θ), η = Λθ − ∇E(θ) with E = −log p(D_k|θ) − log q₋ₖ(θ): the Gaussian that agrees with exp(−E) at θ to
-    second order; θ is its mean the next time, at most `steps` times. One step is exact where E is quadratic.
+    """Λ = ∇²E(θ), η = Λθ − ∇E(θ) with E = −log p(D_k|θ) − log q₋ₖ(θ): the second-order expansion of exp(−E) at θ. θ is
+    then its mean, at most `steps` times. One step is exact where E is quadratic.
 
-    Costs P² numbers a client, so it is for small models. Sites start without any information: give the algorithm a
-    prior. `diagonal` keeps the mean and every coordinate's variance, and forgets correlations.
+    Costs P² numbers for each client, so it is for small models. Sites start without information, so the algorithm needs
+    a prior. `diagonal` keeps the mean and each coordinate's variance, without correlations.
     """
 
     letter: ClassVar[str] = "N"
-    steps: int = 30
-    tolerance: float = 1e-10
-    batch_size: int = 1024
+    steps: Count = 30
+    tolerance: NonNegative = 1e-10
+    batch_size: Count = 1024
     diagonal: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, low in {"steps": 1, "batch_size": 1, "tolerance": 0}.items():
-            if not getattr(self, name) >= low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
-
     def site(self, mean: Tensor, n: Tensor) -> Gaussian:
-        """No information."""
         eta = torch.zeros_like(mean).expand(*n.shape[:-1], -1).clone()
         return Gaussian(eta, torch.zeros_like(eta if self.diagonal else eta.unsqueeze(-1) * eta.unsqueeze(-2)))
 
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
-        """Steps until no coordinate of any client moves by more than the tolerance, or than rounding may move it."""
+        """Newton steps until no coordinate of any client moves by more than the tolerance and rounding."""
         theta, rounding = start.expand(len(cohort), -1), 64 * torch.finfo(start.dtype).eps
         for _ in range(self.steps):
             likelihood = self._expand(task, theta, cohort)
@@ -55,6 +48,6 @@ class Newton(Tilted):
 
     def _expand(self, task: Task, theta: Tensor, cohort: Cohort) -> Gaussian:
         """p(D_k|θ) around θ to second order."""
-        slope = cohort.n * cohort.mean(task.gradient(), theta, self.batch_size)
+        gradient = cohort.n * cohort.mean(task.gradient(), theta, self.batch_size)
         curvature = cohort.n.unsqueeze(-1) * cohort.mean(task.hessian, theta, self.batch_size)
-        return Gaussian((curvature @ theta.unsqueeze(-1)).squeeze(-1) - slope, curvature)
+        return Gaussian((curvature @ theta.unsqueeze(-1)).squeeze(-1) - gradient, curvature)

@@ -1,4 +1,4 @@
-"""Tilted inference: a client's data meets what everyone else believes."""
+"""Tilted inference: a Gaussian approximation of a client's likelihood times its cavity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.core.checks import check_types
+from consilience.core.checks import Count, NonNegative, Positive, check_types
 from consilience.core.errors import ConfigError
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
@@ -23,33 +23,32 @@ class Tilted(ABC):
     """A Gaussian q̂(θ) ≈ p(D_k | θ) q₋ₖ(θ) for every client of a cohort, from its data D_k and its cavity q₋ₖ."""
 
     letter: ClassVar[str]
-    """As in the papers' tables: FedEP(I), FedEP(L), …"""
+    """The letter in the papers' tables: FedEP(I), FedEP(L), …"""
 
     def __post_init__(self) -> None:
         check_types(self)
 
     @abstractmethod
     def site(self, mean: Tensor, n: Tensor) -> Gaussian:
-        """What n examples are worth before anybody has looked at them: a factor around `mean` [P], with the client
-        axis of n [K, 1] or, for n [1], without."""
+        """A factor of n unseen examples around `mean` [P], with the client axis of n [K, 1], or without for n [1]."""
 
     @abstractmethod
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
         """The tilted distribution of each client; chains begin at `start` [P]."""
 
     def refinement(self, tilted: Gaussian, q: Gaussian) -> Gaussian:
-        """What tilted says beyond q, where the cavity was q without this client."""
+        """tilted / q, the change that a client contributes to q."""
         return tilted / q
 
 
 def samples(chain: Chain, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Iterator[Tensor]:
-    """One sample [K, P] an epoch from a chain on the tilted energy −log p(D_k|θ) − log q₋ₖ(θ), scaled by 1/n; the same
-    tensor every time."""
+    """One sample [K, P] an epoch from a chain on the tilted energy −log p(D_k|θ) − log q₋ₖ(θ), scaled by 1/n. The chain
+    overwrites one tensor."""
     return chain.iterates(task.gradient(), start, cohort, pace=task.pace, prior=cavity ** (1 / cohort.n))
 
 
 def mean_of(drawn: Iterator[Tensor]) -> Tensor:
-    """The mean over samples."""
+    """The mean over samples [K, P]."""
     total, count = next(drawn).clone(), 1
     for sample in drawn:
         total, count = total.add_(sample), count + 1
@@ -57,7 +56,7 @@ def mean_of(drawn: Iterator[Tensor]) -> Tensor:
 
 
 def moments_of(drawn: Iterator[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and variance over samples, summed up as they come (Welford)."""
+    """Mean and variance over samples, by Welford's algorithm."""
     mean, count = next(drawn).clone(), 1
     squares = torch.zeros_like(mean)
     for sample in drawn:
@@ -74,37 +73,30 @@ def scaled_identity(mean: Tensor, n: Tensor, scale: float) -> Gaussian:
 
 
 def scaled_diagonal(mean: Tensor, n: Tensor, scale: float) -> Gaussian:
-    """The same with a number for every coordinate, for precisions that will differ."""
+    """N(mean, 1 / (scale · n)) with a precision for each coordinate, for precisions that will differ."""
     same = scaled_identity(mean, n, scale)
     return Gaussian(same.eta, same.lam.expand_as(same.eta).clone())
 
 
 @dataclass(frozen=True)
 class Identity(Tilted):
-    """Scaled identity: Λ = c·n_k + Λ₋ₖ, the mean by SGD. With sites that start at c·n_k the precision never changes,
-    so none travels: a message is P + 1 numbers."""
+    """Scaled identity: Λ = c·n_k + Λ₋ₖ, the mean by SGD. Sites start at c·n_k, so the precision never changes and a
+    message is P + 1 numbers. `scale` is c, the precision that an example adds."""
 
     letter: ClassVar[str] = "I"
     ranges: ClassVar[Ranges] = {"scale": Range(5e-3, 5.0)}
     train: SGD = SGD()
-    scale: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.scale > 0:
-            raise ConfigError(f"scale is the precision that an example brings and must be positive, got {self.scale}")
+    scale: Positive = 0.05
 
     def site(self, mean: Tensor, n: Tensor) -> Gaussian:
-        """Precision c·n, a scalar."""
         return scaled_identity(mean, n, self.scale)
 
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
-        """The mean of the epochs' iterates, and c·n_k more precision than the cavity."""
         mean = mean_of(samples(self.train, task, cavity, start, cohort))
         return Gaussian.of(mean, cavity.lam + self.scale * cohort.n)
 
     def refinement(self, tilted: Gaussian, q: Gaussian) -> Gaussian:
-        """η changes and Λ does not: exactly, where a difference would leave rounding for an optimiser to blow up."""
+        """tilted / q with a change of Λ that is exactly 0; an adaptive optimiser would amplify rounding."""
         delta = tilted / q
         return Gaussian(delta.eta, torch.zeros_like(delta.lam))
 
@@ -117,39 +109,32 @@ def within_two_deviations(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Curved(Tilted):
-    """Λ = κ n_k (F + wd) + Λ₋ₖ at the mean that SGD found; kinds differ in the curvature F of an example's loss.
+    """Λ = κ n_k (F + wd) + Λ₋ₖ at the mean that SGD found; subclasses define the curvature F of an example's loss.
 
-    κ = 1 is the likelihood as it is; networks with far more weights than data want it colder (the papers' 500). Sites
-    start with F = s₀. `batch` is how many examples' gradients are in memory at once.
+    κ = 1 is the likelihood itself; the papers take 500 for networks with many more weights than data. Sites start with
+    F = s₀. `batch_size` is the number of examples whose gradients are in memory at once.
     """
 
     ranges: ClassVar[Ranges] = {"kappa": Range(1.0, 1000.0)}
     train: SGD = SGD()
-    kappa: float = 500.0
-    s0: float = 1e-4
-    epochs: int = 5
-    batch_size: int = 20
+    kappa: Positive = 500.0
+    s0: NonNegative = 1e-4
+    epochs: Count = 5
+    batch_size: Count = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.kappa > 0 and self.s0 >= 0 and self.s0 + self.train.weight_decay > 0):
-            raise ConfigError(
-                "kappa (s0 + weight_decay) is the precision that an example brings at the start and must be positive, "
-                f"got kappa={self.kappa}, s0={self.s0}, weight_decay={self.train.weight_decay}"
-            )
-        if min(self.epochs, self.batch_size) < 1:
-            raise ConfigError(f"epochs and batch_size must be at least 1, got {self.epochs} and {self.batch_size}")
+        if self.s0 + self.train.weight_decay == 0:
+            raise ConfigError("a site needs a positive initial precision: s0 or weight_decay must be above 0")
 
     @abstractmethod
     def curvature(self, task: Task, cavity: Gaussian, mean: Tensor, cohort: Cohort) -> Tensor:
         """F [K, P] ≥ 0."""
 
     def site(self, mean: Tensor, n: Tensor) -> Gaussian:
-        """Precision κ (s₀ + wd) n for every coordinate."""
         return scaled_diagonal(mean, n, self.kappa * (self.s0 + self.train.weight_decay))
 
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
-        """The mean by SGD, the precision by curvature."""
         mean = mean_of(samples(self.train, task, cavity, start, cohort))
         curvature = self.curvature(task, cavity, mean, cohort)
         return Gaussian.of(mean, self.kappa * cohort.n * (curvature + self.train.weight_decay) + cavity.lam)

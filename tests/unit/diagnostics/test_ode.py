@@ -1,7 +1,6 @@
 """The ODE behind the mean of the clients' weights: its field, its clock, and how far a run is from it."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import consilience as cs
 from consilience.algorithms import FedAvg
 from consilience.algorithms.safl import SAFL
 from consilience.core.errors import ConfigError, DataError, TaskError
+from consilience.data.cohort import Cohort
 from consilience.diagnostics import ode
 from consilience.optim import SGD, SGLD
 from consilience.optim.schedules import PerClient, Tapered
@@ -21,7 +21,7 @@ ENGINE = cs.Simulator(device="cpu", chunk=5, workers=1, threads=1, precision="fl
 WHERE = torch.tensor([0.3, -1.0, 2.0, 0.5], dtype=torch.float64)
 
 
-def slopes(federation):
+def gradients(federation):
     """∇f_i at WHERE, a row a client."""
     found = [gradient(federation.client(k), WHERE.float()) for k in range(len(federation))]
     return torch.stack(found).double()
@@ -44,14 +44,14 @@ def matrix(federation, share):
 def test_the_field_of_clients_with_one_step_each_is_the_mean_gradient():
     task, federation = linear()
     field = ode.mean_field(task, federation, SGD(batch_size=100))
-    torch.testing.assert_close(field(WHERE), -slopes(federation).mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(field(WHERE), -gradients(federation).mean(0), rtol=1e-5, atol=1e-5)
 
 
 def test_a_client_that_takes_more_steps_pulls_more():
     task, federation = linear()
     steps = torch.tensor([math.ceil(n / 4) for n in SIZES]).double()
     field = ode.mean_field(task, federation, SGD(batch_size=4))
-    torch.testing.assert_close(field(WHERE), -(steps / steps.sum()) @ slopes(federation), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(field(WHERE), -(steps / steps.sum()) @ gradients(federation), rtol=1e-5, atol=1e-5)
 
 
 def test_weights_own_steps_and_weight_decay_are_in_the_field():
@@ -60,7 +60,7 @@ def test_weights_own_steps_and_weight_decay_are_in_the_field():
     train = SGD(batch_size=100, weight_decay=0.3, schedule=PerClient(factors=own))
     field = ode.mean_field(task, federation, train, weights=p)
     share = p * torch.tensor(own)
-    expected = -(share / share.sum()) @ slopes(federation) - 0.3 * WHERE
+    expected = -(share / share.sum()) @ gradients(federation) - 0.3 * WHERE
     torch.testing.assert_close(field(WHERE), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -118,24 +118,20 @@ def test_without_a_schedule_time_is_even():
     torch.testing.assert_close(found, 0.3 * torch.arange(5).double())
 
 
-@dataclass
-class Counted:
-    """A gradient that only counts how far a client goes: θ moves by the sum of its steps."""
-
-    def __call__(self, theta, batch, shared=()):
-        return -torch.ones_like(theta), torch.zeros(len(theta))
+def ones(theta, batch, shared=()):
+    """A gradient of −1: θ moves by the sum of a client's steps."""
+    return -torch.ones_like(theta), torch.zeros(len(theta))
 
 
 @pytest.mark.parametrize("unit", ["steps", "epochs", "rounds"])
 def test_the_clock_is_that_of_the_chains_themselves(unit):
-    from consilience.data.cohort import Cohort
-
     _, federation = linear()
     train = SGD(lr=0.5, epochs=2, batch_size=4, schedule=PerClient(unit, (1.0, 2.0, 0.5, 1.0, 3.0), Tapered(unit=unit)))
     ids = federation.sizes.argsort(descending=True)
     for r in (1, 2, 3):
         cohort = Cohort(federation, ids, round=r, round_size=5, seed=0, dtype=torch.float64)
-        gone = train(Counted(), torch.zeros(1, dtype=torch.float64), cohort)[:, 0]
+        *_, last = train.iterates(ones, torch.zeros(1, dtype=torch.float64), cohort)
+        gone = last[:, 0]
         torch.testing.assert_close(gone, ode.drifts(train, federation, 3)[r - 1, ids], rtol=1e-6, atol=1e-8)
 
 
@@ -158,13 +154,13 @@ def test_the_solution_of_a_quadratic_is_the_matrix_exponential():
 def test_a_path_of_tiny_steps_is_on_the_ode():
     _, federation = linear()
     a, end = matrix(federation, torch.full((5,), 0.2))
-    step, points = 1e-4, [torch.zeros(4, dtype=torch.float64)]
-    for _ in range(20_000):
+    step, points = 5e-4, [torch.zeros(4, dtype=torch.float64)]
+    for _ in range(4_000):
         points.append(points[-1] - step * a @ (points[-1] - end))
-    path = torch.stack(points)[::100]
-    found = ode.track(lambda w: a @ (end - w), path, 100 * step * torch.arange(len(path)).double(), [0, 50, 100], 0.5)
+    path = torch.stack(points)[::20]
+    found = ode.track(lambda w: a @ (end - w), path, 20 * step * torch.arange(len(path)).double(), [0, 50, 100], 0.5)
     assert found.starts == [0, 50, 100]
-    assert max(found.errors) < 1e-3
+    assert max(found.errors) < 5e-3
     assert "round" in found.plot().svg
 
 
@@ -172,12 +168,12 @@ def test_a_run_is_followed_in_three_lines():
     task, federation = linear()
     train = SGD(lr=0.2, epochs=1, batch_size=100, schedule=Tapered())
     path = ode.Path()
-    run = cs.fit(SAFL(train, average=True), task, federation, rounds=200, callbacks=[path], engine=ENGINE)
+    run = cs.fit(SAFL(train, average=True), task, federation, rounds=60, callbacks=[path], engine=ENGINE)
     found = path.track(window=0.2)
-    assert path.points.shape == (201, 4)
+    assert path.points.shape == (61, 4)
     torch.testing.assert_close(path.points[-1], run.server.model.theta)  # not its average
     torch.testing.assert_close(path.points[0], torch.zeros(4, dtype=torch.float64))
-    assert found.errors[-1] < 0.1 * found.errors[0]
+    assert found.errors[-1] < 0.3 * found.errors[0]
     assert repr(found).startswith("Tracking(window 0.2; ")
 
 
@@ -195,7 +191,7 @@ def test_the_weights_of_another_method_must_be_given():
     assert by_size.track([1], window=0.1).errors == pytest.approx(found.errors, rel=1e-6)
 
 
-def test_windows_that_say_nothing_are_refused():
+def test_windows_with_too_few_rounds_are_refused():
     path, clock = torch.zeros(5, 2), torch.arange(5.0)
     cases = [
         ([0], 1.0, "1 rounds in it"),
