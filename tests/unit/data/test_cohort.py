@@ -3,13 +3,12 @@ import torch
 from torch import nn
 
 from consilience.algorithms.shared.one_shot import own_start
-from consilience.compute.compiler import Checked
 from consilience.core.gaussian import Gaussian
 from consilience.data import Compose, Crop, Dataset, Federation, Flip
-from consilience.data.cohort import Cohort, take
+from consilience.data.cohort import Cohort
 from consilience.tasks.supervised import Classification
 
-SIZES = [333, 100, 41, 20, 19, 7, 2, 1, 1]
+SIZES = [63, 33, 21, 20, 19, 7, 2, 1, 1]
 
 
 def federation(sizes=SIZES, features=3):
@@ -39,7 +38,7 @@ def seen(group, epoch, size):
     return rows
 
 
-every = pytest.mark.parametrize("size", [1, 7, 20, 1000])
+every = pytest.mark.parametrize("size", [1, 7, 1000])
 padded = pytest.mark.parametrize("static", [False, True])
 
 
@@ -65,16 +64,12 @@ def test_clients_with_a_batch_left_are_a_prefix(size, static):
         ks.append(k)
     assert ks == sorted(ks, reverse=True)
     assert ks[0] == len(group)
-    assert len(ks) == -(-333 // size)
+    assert len(ks) == -(-63 // size)
 
 
-def test_labels_belong_to_their_inputs():
-    for _, batch in cohort().epoch(0, 20):
-        assert torch.equal(batch.y, batch.x[..., 0].long() % 4)
-
-
-def test_real_examples_come_before_padding():
+def test_labels_belong_to_their_inputs_and_real_examples_come_before_padding():
     for _, batch in cohort(static=True).epoch(0, 20):
+        assert torch.equal(batch.y, batch.x[..., 0].long() % 4)
         assert bool((batch.w.diff(dim=1) <= 0).all())
         assert bool(((batch.w == 0) | (batch.w == 1)).all())
 
@@ -91,7 +86,7 @@ def test_static_batches_have_one_size_and_the_same_weighted_content(size):
         assert torch.equal(a.x * a.w.unsqueeze(-1), b.x[:, :width] * a.w.unsqueeze(-1))
         assert torch.equal(a.key, b.key)
         assert not b.w[:, width:].any()
-    assert shapes == {(min(size, 333), 3)}
+    assert shapes == {(min(size, 63), 3)}
 
 
 def test_static_batches_do_not_depend_on_who_is_in_the_cohort():
@@ -100,7 +95,7 @@ def test_static_batches_do_not_depend_on_who_is_in_the_cohort():
 
 
 @padded
-@pytest.mark.parametrize("ids", [[3], [2, 3, 7], [3, 5], [0, 3, 8]])
+@pytest.mark.parametrize("ids", [[3], [0, 3, 8]])
 def test_a_client_s_batches_do_not_depend_on_its_cohort(ids, static):
     everyone, few = cohort(static=static), cohort(ids, static=static)
     for epoch in range(2):
@@ -127,11 +122,6 @@ def test_epochs_rounds_seeds_and_clients_shuffle_differently():
         [fed.indices(client).tolist().index(i) for i in seen(cohort([client], fed), 0, 50)[0]] for client in range(3)
     ]
     assert len({tuple(place) for place in places}) == 3
-
-
-def test_an_epoch_can_be_run_again():
-    group = cohort()
-    assert seen(group, 1, 20) == seen(group, 1, 20)
 
 
 @padded
@@ -199,7 +189,7 @@ def test_noise_depends_on_client_round_and_tag_only():
 def test_n_is_a_column_of_sizes():
     group = cohort([6, 0, 3])
     assert group.ids.tolist() == [0, 3, 6]
-    assert group.n.tolist() == [[333.0], [20.0], [2.0]]
+    assert group.n.tolist() == [[63.0], [20.0], [2.0]]
 
 
 def test_augmentation_acts_in_epochs_with_the_batch_s_key_and_not_in_means():
@@ -223,10 +213,10 @@ def test_augmentation_acts_in_epochs_with_the_batch_s_key_and_not_in_means():
     assert torch.equal(plain.mean(total, theta, 20), changed.mean(total, theta, 20))
 
 
-def test_no_global_generator_is_touched():
+def test_an_epoch_can_be_run_again_and_touches_no_global_generator():
     before = torch.get_rng_state()
     group = cohort()
-    seen(group, 0, 20)
+    assert seen(group, 1, 20) == seen(group, 1, 20)
     group.noise(2, 3, tag="a")
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -244,57 +234,11 @@ def test_means_see_inputs_as_evaluation_does():
     torch.testing.assert_close(both.mean(average, torch.zeros(2, 1), 3), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-def test_compiled_batches_are_those_of_plain_code():
-    """Bytes to numbers, crop, flip: some hundred small operations, which a GPU has as a few."""
-    made = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (30, 3, 8, 8), dtype=torch.uint8, generator=made)
-    scale, shift = torch.tensor([0.01, 0.02, 0.03]).view(3, 1, 1), torch.tensor(-1.0)
-    fed = Federation.from_owner(Dataset(images, torch.arange(30) % 4, scale=scale, shift=shift), torch.arange(30) % 4)
-    changed = Compose((Crop(6, padding=1), Flip(), Crop(5)))
-    compiled, found = Checked(take), []
-    for how in (take, compiled):
-        for round in (1, 2):
-            group = cohort(fed=fed, round=round, static=True, augment=changed, take=how, dtype=torch.float32)
-            found += [(how is take, k, batch) for k, batch in group.epoch(0, 7)]
-    assert compiled.run is not take  # it was not refused
-    plain, fast = ([one[1:] for one in found if one[0] is kind] for kind in (True, False))
-    assert {k for k, _ in plain} == {4, 2}
-    for (k, a), (other, b) in zip(plain, fast, strict=True):
-        assert k == other
-        assert torch.equal(a.y, b.y)
-        torch.testing.assert_close(a.x, b.x)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-def test_a_change_that_compiled_code_gets_wrong_or_cannot_have_is_left_plain(caplog):
-    def wrong(fn):
-        def other(*args):
-            x, y = fn(*args)
-            return (x + 1e-3 if torch.compiler.is_compiling() else x), y
-
-        return other
-
-    def broken(*args):
-        raise RuntimeError("no code for this")
-
-    images, y = torch.ones(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64)
-    args = Dataset(images, y), torch.arange(8).view(2, 4), torch.arange(2), None, torch.float32
-    first, second = Checked(wrong(take)), Checked(take)
-    second.run = broken
-    for checked in (first, second):
-        for _ in range(2):
-            torch.testing.assert_close(checked(*args)[0], images.view(2, 4, 1, 4, 4))
-        assert checked.run is checked.plain
-    assert "differs when compiled, by 0.001" in caplog.text
-    assert "cannot be compiled" in caplog.text
-
-
 @padded
 @every
-@pytest.mark.parametrize("round", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("round", [1, 3, 5])
 def test_a_cohort_of_a_stream_is_that_of_a_federation_that_holds_the_part(size, static, round):
-    stream = federation([333, 100, 41, 20, 19, 7, 3]).stream(3, seed=1)
+    stream = federation([63, 33, 21, 20, 19, 7, 3]).stream(3, seed=1)
     offsets, sizes = stream.part(torch.arange(len(stream)), round)
     rows = [stream.order[i : i + n] for i, n in zip(offsets.tolist(), sizes.tolist(), strict=True)]
     bounds = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
@@ -332,9 +276,9 @@ def test_label_counts_are_those_of_every_client():
     assert cohort().label_counts(6)[:, 4:].abs().sum() == 0  # outputs that no label has
 
 
-@pytest.mark.parametrize("round", [1, 2, 3, 4])
+@pytest.mark.parametrize("round", [1, 4])
 def test_label_counts_of_a_stream_are_those_of_the_part(round):
-    stream = federation([333, 100, 41, 7, 3]).stream(3, seed=1)
+    stream = federation([63, 33, 21, 7, 3]).stream(3, seed=1)
     group = cohort(fed=stream, round=round)
     offsets, sizes = stream.part(group.ids, round)
     for row, start, size in zip(group.label_counts(4), offsets.tolist(), sizes.tolist(), strict=True):

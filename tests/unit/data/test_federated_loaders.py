@@ -8,13 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 import consilience as cs
 from consilience.core.errors import ConfigError, DataError
 from consilience.data import load, partition
 from consilience.data.loaders import stackoverflow
-from consilience.models import MODELS, bag_of_words
+from consilience.models import bag_of_words
 from consilience.tasks.supervised import MultiLabel
 from support.published import (
     USERS,
@@ -163,19 +162,6 @@ def test_images_without_a_writer_are_refused(tmp_path):
         load("emnist-62", tmp_path)
 
 
-@pytest.mark.parametrize("write", [write_tff_emnist, write_femnist])
-def test_writers_learn_together(tmp_path, write):
-    write(tmp_path)
-    data = load("emnist-62", tmp_path)
-    federation = partition.by_group(data.train, "writer")
-    test = partition.by_group(data.test, "writer")
-    task = cs.Classification(MODELS["logistic"]((1, 28, 28), 62))
-    run = cs.fit(
-        cs.FedAvg(cs.SGD(lr=0.1, batch_size=8)), task, federation, test=test, rounds=3, engine=HERE, progress=False
-    )
-    assert run.history[-1]["loss"] < run.history[0]["loss"]
-
-
 # Stack Overflow
 
 forms = pytest.mark.parametrize("write", [write_tff_questions, write_parquet_questions])
@@ -299,76 +285,15 @@ def test_parquet_questions_need_their_columns_as_strings(tmp_path):
         load("stackoverflow", tmp_path)
 
 
-@forms
-@pytest.mark.parametrize(
-    "algorithm", [cs.FedAvg(cs.SGD(lr=1.0, batch_size=2)), cs.LocalOnly(cs.SGD(lr=1.0, batch_size=2))]
-)
-def test_users_learn_tags_together(tmp_path, write, algorithm):
-    write(tmp_path)
+def test_users_learn_tags_together(tmp_path):
+    write_tff_questions(tmp_path)
+    algorithm = cs.FedAvg(cs.SGD(lr=1.0, batch_size=2))
     data = load("stackoverflow", tmp_path)
     federation, test = partition.by_group(data.train, "client"), partition.by_group(data.test, "client")
     task = MultiLabel(bag_of_words(data.train.x.shape[1:], 3, vocabulary=5))
     run = cs.fit(algorithm, task, federation, test=test, rounds=4, engine=HERE, progress=False)
     assert run.history[-1]["loss"] < run.history[0]["loss"]
     assert "f1" in " ".join(run.history[-1]["eval"])
-
-
-# Bag of words
-
-
-def texts(rows=6, length=9, vocabulary=4, seed=0):
-    """Ids of words within and beyond the vocabulary, unknown ones, and padding at the end."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1, vocabulary + 4, (rows, length), generator=generator)
-    ends = torch.arange(rows).unsqueeze(1)  # the first text is empty
-    return ids.masked_fill(torch.arange(length) >= ends, 0).to(torch.int16)
-
-
-def frequencies(ids, vocabulary):
-    """Naive: a loop over the words of every text."""
-    rows = []
-    for text in ids.tolist():
-        tokens = [token for token in text if token != 0]
-        rows.append([tokens.count(2 + word) / max(len(tokens), 1) for word in range(vocabulary)])
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def test_bag_of_words_counts_every_token_also_unknown_ones():
-    module = bag_of_words((9,), 3, vocabulary=4).double()
-    ids = texts()
-    expected = frequencies(ids, 4)
-    assert 0 < float(expected.sum(1).max()) <= 1
-    torch.testing.assert_close(module[0](ids), expected)
-    torch.testing.assert_close(module(ids), module[1](expected))
-
-
-def test_bag_of_words_has_the_same_gradient_under_vmap():
-    module = bag_of_words((9,), 3, vocabulary=4).double()
-    generator = torch.Generator().manual_seed(1)
-    weights = {n: torch.randn(5, *p.shape, generator=generator).double() for n, p in module.named_parameters()}
-    ids = torch.stack([texts(seed=s) for s in range(5)])
-
-    def loss(one, x):
-        return functional_call(module, one, (x,)).square().sum()
-
-    together = vmap(grad(loss))(weights, ids)
-    for k in range(5):
-        alone = {n: w[k].clone().requires_grad_() for n, w in weights.items()}
-        slopes = torch.autograd.grad(loss(alone, ids[k]), list(alone.values()))
-        for name, slope in zip(alone, slopes, strict=True):
-            torch.testing.assert_close(together[name][k], slope)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bag_of_words_follows_the_tasks_dtype_and_has_the_fast_fisher(dtype):
-    task = MultiLabel(bag_of_words((9,), 3, vocabulary=4)).prepare(dtype=dtype)
-    assert task.networks.only_linear
-    assert task.apply_one(task.initial(), texts()).dtype == dtype
-
-
-def test_bag_of_words_refuses_images():
-    with pytest.raises(ConfigError, match=r"rows of token ids, got examples of shape \(1, 28, 28\)"):
-        bag_of_words((1, 28, 28), 10)
 
 
 # Targets in bytes
@@ -400,13 +325,7 @@ def test_bytes_and_floats_are_learned_alike():
     ends = []
     for targets in (y, y.float()):
         federation = cs.Federation.from_owner(cs.Dataset(x, targets), owner)
-        run = cs.fit(
-            cs.FedAvg(cs.SGD(lr=0.1, batch_size=4)),
-            MultiLabel(module),
-            federation,
-            rounds=2,
-            engine=HERE,
-            progress=False,
-        )
+        method = cs.FedAvg(cs.SGD(lr=0.1, batch_size=4))
+        run = cs.fit(method, MultiLabel(module), federation, rounds=2, engine=HERE, progress=False)
         ends.append(run.posterior.mean)
     assert torch.equal(*ends)

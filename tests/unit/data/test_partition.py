@@ -66,7 +66,7 @@ def test_the_seed_alone_decides(divide):
     assert not (torch.equal(first.order, other.order) and torch.equal(first.offsets, other.offsets))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     examples=st.integers(10, 200),
     clients=st.integers(1, 20),
@@ -106,14 +106,14 @@ def test_dirichlet_concentrates_labels_for_small_alpha():
 def test_dirichlet_shares_have_the_variance_of_a_dirichlet():
     alpha, clients = 0.5, 4
     shares = []
-    for seed in range(300):
+    for seed in range(60):
         counts = (
             partition.dirichlet(labelled(1000, 10), clients, alpha=alpha, seed=seed, minimum=0).label_counts().double()
         )
         shares.append(counts / counts.sum(0))
     p = 1 / clients
     expected = p * (1 - p) / (clients * alpha + 1)
-    assert float(torch.stack(shares).var()) == pytest.approx(expected, rel=0.06)
+    assert float(torch.stack(shares).var()) == pytest.approx(expected, rel=0.12)
 
 
 def test_the_plain_dirichlet_has_not_changed():
@@ -124,7 +124,7 @@ def test_the_plain_dirichlet_has_not_changed():
     assert fed.how == "Dirichlet over labels, α = 0.1"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     examples=st.integers(20, 300),
     classes=st.integers(1, 12),
@@ -163,7 +163,7 @@ def test_quantity_skews_sizes_but_not_labels():
     assert int(fed.sizes.max()) > 2 * int(fed.sizes.min())
     mix = fed.label_counts() / fed.sizes[:, None]
     big = fed.sizes > 1000
-    assert float((mix[big] - 0.25).abs().max()) < 0.06
+    assert float((mix[big] - 0.25).abs().max()) < 0.1
 
 
 def test_shards_hold_few_labels():
@@ -217,16 +217,16 @@ def test_pachinko_gives_equal_sizes_and_few_coarse_labels():
 def test_drawing_in_bulk_follows_the_law_of_drawing_one_by_one():
     rng = np.random.default_rng(0)
     weights, stock = torch.tensor([6.0, 3.0, 1.0]).log().numpy(), torch.tensor([2, 2, 9]).numpy()
-    bulk = torch.stack([torch.from_numpy(allocation.draw_counts(rng, 4, weights, stock)) for _ in range(4000)])
+    bulk = torch.stack([torch.from_numpy(allocation.draw_counts(rng, 4, weights, stock)) for _ in range(1000)])
     single = []
-    for _ in range(4000):
+    for _ in range(1000):
         left = stock.copy()
         for _ in range(4):
             p = torch.from_numpy(weights).exp().numpy() * (left > 0)
             left[rng.choice(3, p=p / p.sum())] -= 1
         single.append(torch.from_numpy(stock - left))
     difference = bulk.double().mean(0) - torch.stack(single).double().mean(0)
-    assert float(difference.abs().max()) < 0.06
+    assert float(difference.abs().max()) < 0.1
 
 
 def test_groups_are_clients_by_name():

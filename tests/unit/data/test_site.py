@@ -140,7 +140,7 @@ def test_mistakes_in_tables_are_named_with_line_and_column(tmp_path: Path) -> No
     assert "must lie between 0 and 1, got 1.0" in refused(path, classes=CLASSES, holdout=1.0)
     (tmp_path / "only").mkdir()
     write(tmp_path / "only" / "test.csv", TABLE)
-    assert "has test rows, but no CSV file to learn from" in refused(tmp_path / "only", classes=CLASSES)
+    assert "has test rows, but no CSV file to train on" in refused(tmp_path / "only", classes=CLASSES)
 
 
 HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
