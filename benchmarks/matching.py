@@ -132,7 +132,7 @@ class Loop:
                 gains[unit, i] = ((self.s[i] + b[unit]) ** 2 / after[i]).sum() - before[i] + odds[i]
 
     def odds(self, m):
-        return self.model.popularity_weight * math.log(m / (self.clients - m))
+        return 2 * math.log(m / (self.clients - m))
 
     def objective(self):
         nothing = (self.eta0**2 / self.lam0).sum()
@@ -227,8 +227,8 @@ class watched:  # noqa: N801
         self.spent = spent
 
     def __enter__(self):
-        self.gains, self.assignment = beta_bernoulli.Buffet.gains, scipy.optimize.linear_sum_assignment
-        beta_bernoulli.Buffet.gains = self.count("gains", self.gains)
+        self.gains, self.assignment = beta_bernoulli.State.gains, scipy.optimize.linear_sum_assignment
+        beta_bernoulli.State.gains = self.count("gains", self.gains)
         scipy.optimize.linear_sum_assignment = self.count("assignment", self.assignment)
 
     def count(self, name, function):
@@ -241,7 +241,7 @@ class watched:  # noqa: N801
         return counted
 
     def __exit__(self, *_):
-        beta_bernoulli.Buffet.gains, scipy.optimize.linear_sum_assignment = self.gains, self.assignment
+        beta_bernoulli.State.gains, scipy.optimize.linear_sum_assignment = self.gains, self.assignment
 
 
 def machine():

@@ -1,4 +1,4 @@
-"""Which units of different networks are the same: matching as a function of weight matrices, without the rest."""
+"""Matching the hidden units of different networks, as functions of weight matrices."""
 
 from consilience.matching.beta_bernoulli import BetaBernoulli
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.errors import ConfigError
+from consilience.core.checks import Count, Positive, Size, check_types
 from consilience.core.ranges import Range, Ranges
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
 
-SAME = 1e-12  # of the objective: a sweep that moves it less has changed nothing
+SAME = 1e-12  # of the objective: a sweep that changes it less has converged
 
 
 @dataclass(frozen=True)
@@ -23,36 +23,24 @@ class BetaBernoulli(Clusterer):
     """Global units θ_i ~ N(μ₀, σ₀²) are atoms of a Beta process of mass γ₀; each client picks a subset of them by a
     Bernoulli process and sees each with noise of variance σ². No two units of a client are the same global one.
 
-    MAP inference takes one client out, matches its units to what is left or to new atoms by a linear assignment, and
-    puts it back: widest client first, then all in random order, for at most `sweeps` sweeps; the best state is kept.
-    `variance` is σ², `prior_variance` σ₀², `mass` γ₀ (small: no wider than the widest client; large: wide).
-    `popularity_weight` is the weight of log m/(J − m): 2 as derived, 1 as printed in the paper. `popularity_cap` bounds
-    m there (the authors' code: 10). Beyond `limit` global units a client may add no more than one.
-    Without `new_penalty` the −2 log t for the t-th new atom is left out, and the objective can never fall.
+    MAP inference removes one client, matches its units to the remaining atoms or to new ones by a linear assignment,
+    and inserts it again: the widest client first, then all in random order, for at most `sweeps` sweeps; it returns the
+    best state. `variance` is σ², `prior_variance` σ₀², `mass` γ₀ (small: no wider than the widest client; large: wide).
+    Beyond `limit` global units a client may add no more than one.
     """
 
     ranges: ClassVar[Ranges] = {"variance": Range(0.1, 3.0), "mass": Range(1e-3, 50.0)}
-    variance: float = 1.0
-    prior_variance: float = 10.0
-    mass: float = 1.0
-    sweeps: int = 5
-    popularity_weight: float = 2.0
-    popularity_cap: int | None = None
-    limit: int = 700
-    new_penalty: bool = True
+    variance: Positive = 1.0
+    prior_variance: Positive = 10.0
+    mass: Positive = 1.0
+    sweeps: Size = 5
+    limit: Count = 700
 
     def __post_init__(self) -> None:
-        for name in ("variance", "prior_variance", "mass"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a positive number, got {getattr(self, name)}")
-        for name, low in {"sweeps": 0, "popularity_weight": 0, "popularity_cap": 1, "limit": 1}.items():
-            value = getattr(self, name)
-            if value is not None and not value >= low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        check_types(self)
 
     @property
     def name(self) -> str:
-        """After the paper."""
         return "PFNM"
 
     def prior(self, mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,9 +51,20 @@ class BetaBernoulli(Clusterer):
         """1/σ² for a plain observation."""
         return precision / self.variance
 
+    def popularity(self, m: Tensor, clients: int) -> Tensor:
+        """2 log m/(J − m), the gain of an atom that m of J clients use."""
+        return 2 * (m / (clients - m)).log()
+
+    def own_popularity(self, used: Tensor, step: int) -> Tensor:
+        """2 log (1 + m)/(s − m) at step s of a stream, the gain of an atom that the client itself has used m times."""
+        return 2 * ((1 + used) / (step - used)).log()
+
+    def opening_penalty(self, t: Tensor) -> Tensor:
+        """2 log t, the price of the t-th new atom of an update. With it the objective may fall."""
+        return 2 * t.log()
+
     def cluster(self, clients: Sequence[Units], mean: Tensor, known: Known | None, seed: int) -> Clusters:
-        """Take out, match, put back, until nothing changes or the sweeps are over."""
-        state = Buffet(self, clients, mean, known)
+        state = State(self, clients, mean, known)
         for j in sorted(range(len(clients)), key=lambda j: -len(clients[j])):
             state.update(j)
         best, trace = state.copy(), [state.objective()]
@@ -89,12 +88,11 @@ class _Snapshot:
     units: int
 
 
-class Buffet:
-    """Who has which atom (dish), and what the atoms are: S_i, P_i in natural parameters, m_i clients each. All that
-    changes when a client leaves the table or sits down again.
+class State:
+    """The assignments of clients' units to atoms, and the atoms: natural parameters S_i, P_i, and m_i clients each.
 
-    Coordinates that every client knows equally well have one precision an atom. The largest such group comes first
-    (`common` of them), and there a sum over coordinates is a matrix product without any scaling.
+    Coordinates in which all clients have the same precision need one precision an atom. The largest such group comes
+    first (`common` coordinates), and there a sum over coordinates is a matrix product without scaling.
     """
 
     def __init__(self, model: BetaBernoulli, clients: Sequence[Units], mean: Tensor, known: Known | None) -> None:
@@ -103,7 +101,7 @@ class Buffet:
         self.eta0, self.lam0 = (t[self.order] for t in model.prior(mean))
         self.precision = [model.evidence(units.precision)[self.order] for units in clients]
         self.evidence = [u.values[:, self.order] * p for u, p in zip(clients, self.precision, strict=True)]
-        self.old = 0 if known is None else len(known.eta)  # atoms of earlier steps come first, and never die
+        self.old = 0 if known is None else len(known.eta)  # atoms of earlier steps come first, and stay
         empty = mean.new_zeros(0, len(mean))
         s, p = (empty, empty) if known is None else (known.eta[:, self.order], known.lam[:, self.order])
         p = torch.cat([p[:, :1], p[:, self.common :]], dim=1)
@@ -113,16 +111,16 @@ class Buffet:
         self._step = 1 if known is None else int(known.step)
         self._open = 2 * (math.log(model.mass) - math.log(self._step * self.clients))
         self._nothing = float((self.eta0.square() / self.lam0).sum())
-        self._start = (self._square / self.p).sum(1)  # what atoms of earlier steps were worth before this one
+        self._start = (self._square / self.p).sum(1)  # the worth of atoms of earlier steps before this one
         self._narrowed = [self._narrow(p) for p in self.precision]
         self._own_squares = [self._squares(b) for b in self.evidence]
-        self._alone = [
+        self._opened = [
             ((self.eta0 + b).square() / (self.lam0 + p)).sum(1) - self._nothing + self._open
             for b, p in zip(self.evidence, self.precision, strict=True)
-        ]  # what units gain by atoms of their own
+        ]  # the gain of units that open atoms
 
     def _hold(self, atoms: int) -> None:
-        """Make room for so many atoms, or leave out the last ones. Buffers grow by half, so that few rows are moved."""
+        """Allocate rows for so many atoms, or drop the last ones. Buffers grow by half, so that few rows are copied."""
         lacking = atoms - len(self._buffers[0])
         if lacking > 0:
             more = lacking + len(self._buffers[0]) // 2
@@ -130,7 +128,7 @@ class Buffet:
         self.s, self.p, self.m, self._square = (b[:atoms] for b in self._buffers)
 
     def _narrow(self, precision: Tensor) -> Tensor:
-        """A precision [D] as it is kept: once for all common coordinates."""
+        """A precision [D] in the stored form: one entry for all common coordinates."""
         return torch.cat([precision[:1], precision[self.common :]])
 
     def _squares(self, values: Tensor) -> Tensor:
@@ -139,18 +137,18 @@ class Buffet:
         return torch.cat([common.square().sum(1, keepdim=True), rest.square()], dim=1)
 
     def update(self, j: int) -> None:
-        """One step of inference: client j leaves, is matched, and sits down again."""
-        from scipy.optimize import linear_sum_assignment  # half a second of every start, if it stood above
+        """One step of inference: remove client j, match it, and insert it again."""
+        from scipy.optimize import linear_sum_assignment  # half a second to import
 
         before = self.assignments[j]
         own = 0 if before is None else int(((self.m[before] == 1) & (before >= self.old)).sum())
-        self.leave(j)
+        self.remove(j)
         units, chosen = linear_sum_assignment(self.gains(j, own).T.numpy(), maximize=True)
         assert len(units) == len(self.evidence[j])  # there are never fewer columns than units
-        self.join(j, torch.from_numpy(chosen))
+        self.insert(j, torch.from_numpy(chosen))
 
-    def leave(self, j: int) -> None:
-        """Take client j out; atoms that were its own alone are gone, unless they come from an earlier step."""
+    def remove(self, j: int) -> None:
+        """Remove client j, and the atoms that only it has used, except those of earlier steps."""
         mine = self.assignments[j]
         if mine is None:
             return
@@ -159,7 +157,7 @@ class Buffet:
         gone = mine[(self.m[mine] == 0) & (mine >= self.old)]
         if not len(gone):
             return
-        # The last atoms move to where others have gone: all else stays in its place.
+        # The last atoms fill the gaps: all others keep their places.
         number = torch.arange(len(self.s))
         last = number[len(self.s) - len(gone) :]
         moved, free = last[~torch.isin(last, gone)], gone[gone < last[0]]
@@ -169,10 +167,10 @@ class Buffet:
         self._hold(len(self.s) - len(gone))
         self.assignments = [None if a is None else number[a] for a in self.assignments]
 
-    def join(self, j: int, chosen: Tensor) -> None:
-        """Put client j back: unit l is atom chosen[l]; numbers beyond the atoms there are open new ones."""
+    def insert(self, j: int, chosen: Tensor) -> None:
+        """Insert client j: unit l is atom chosen[l]; numbers beyond the present atoms open new ones."""
         before, fresh, chosen = len(self.s), chosen >= len(self.s), chosen.clone()
-        # New atoms are numbered in the order of the units, so that numbering does not depend on the solver.
+        # New atoms are numbered in the order of the units: numbers do not depend on the solver.
         chosen[fresh] = before + torch.arange(int(fresh.sum()))
         self._hold(before + int(fresh.sum()))
         self.s[before:], self.p[before:], self.m[before:] = self.eta0, self._narrow(self.lam0), 0
@@ -186,9 +184,9 @@ class Buffet:
         self.m[atoms] += sign
 
     def gains(self, j: int, own: int = 0) -> Tensor:
-        """What each atom [G + new] would gain from each unit [L_j] of client j, who is out; `own` atoms were its own.
+        """The gain [G + new, L_j] of each atom from each unit of the removed client j; `own` atoms went with it.
 
-        Matching gains Σ_d (S + b)²/(P + p) − S²/P + w log m/(J − m), with b = v p and p the same for all units of a
+        A match gains Σ_d (S + b)²/(P + p) − S²/P + 2 log m/(J − m), with b = v p and p the same for all units of a
         client: a few matrix products. The t-th new atom gains the same from the prior, + 2 log γ₀/J − 2 log t.
         """
         b, c = self.evidence[j], self.common
@@ -197,45 +195,40 @@ class Buffet:
         matched += (2 * self.s[:, c:] * r[:, 1:]) @ b[:, c:].T + r @ self._own_squares[j].T
         matched += ((r - 1 / self.p) * self._square).sum(1, keepdim=True) + self._popularity(j).unsqueeze(1)
         size, room = len(b), self.model.limit - len(self.s)
-        room = max(min(size, room), 1, size - len(self.s), own)  # who was let in once may stay
-        ranks = torch.arange(1, room + 1, dtype=b.dtype).log() if self.model.new_penalty else b.new_zeros(room)
-        return torch.cat([matched, self._alone[j] - 2 * ranks.unsqueeze(1)])
+        room = max(min(size, room), 1, size - len(self.s), own)  # removed atoms may be opened again
+        penalty = self.model.opening_penalty(torch.arange(1, room + 1, dtype=b.dtype))
+        return torch.cat([matched, self._opened[j] - penalty.unsqueeze(1)])
 
     def _popularity(self, j: int) -> Tensor:
-        """w log m/(J − m) of every atom, for client j; in a stream m is how often j itself has used the atom, and
-        w log (1 + m)/(s − m) at step s."""
+        """The popularity of every atom for client j."""
         if self.known is None:
-            return self._log_odds(self.m)
+            return self.model.popularity(self.m.to(self.s.dtype), self.clients)
         own = torch.zeros(len(self.s), dtype=self.s.dtype)
         own[: self.old] = self.known.counts[j].to(own)
-        return self.model.popularity_weight * ((1 + own) / (self._step - own)).log()
-
-    def _log_odds(self, m: Tensor) -> Tensor:
-        m = m.clamp_max(self.model.popularity_cap or self.clients).to(self.s.dtype)
-        return self.model.popularity_weight * (m / (self.clients - m)).log()
+        return self.model.own_popularity(own, self._step)
 
     def objective(self) -> float:
         """Twice the log posterior of the matching, up to constants and the order of new atoms:
-        F = Σ_i [‖S_i‖²/P_i − ‖S_0‖²/P_0 + 2 log γ₀/J + Σ_{m < m_i} w log m/(J − m)]."""
+        F = Σ_i [‖S_i‖²/P_i − ‖S_0‖²/P_0 + 2 log γ₀/J + Σ_{m < m_i} 2 log m/(J − m)]."""
         opened = len(self.s) - self.old
         total = (self._square / self.p).sum() - self._start.sum() + (self._open - self._nothing) * opened
         if self.known is None:
-            steps = self._log_odds(torch.arange(1, self.clients))
+            steps = self.model.popularity(torch.arange(1, self.clients).to(self.s.dtype), self.clients)
             total += torch.cat([steps.new_zeros(1), steps.cumsum(0)])[self.m - 1].sum()
         else:
             total += sum(self._popularity(j)[a].sum() for j, a in enumerate(self.assignments) if a is not None)
-            # Who opens an atom pays for that, and not for using one that nobody has used before.
-            total -= opened * self.model.popularity_weight * math.log(1 / self._step)
+            # A client that opens an atom pays for that, and not for the use of an unused atom.
+            total -= opened * self.model.own_popularity(self.s.new_zeros(()), self._step)
         return float(total)
 
     def copy(self) -> _Snapshot:
-        """The assignments of all clients, and what they are worth."""
+        """A copy of all assignments, with the objective."""
         done = [a.clone() for a in self.assignments if a is not None]
         assert len(done) == self.clients
         return _Snapshot(self.objective(), done, len(self.s))
 
     def at(self, best: _Snapshot, trace: list[float]) -> Clusters:
-        """The global units of a state, summed afresh."""
+        """The global units of a copied state, summed anew."""
         eta, lam = self.eta0.repeat(best.units, 1), self.lam0.repeat(best.units, 1)
         if self.known is not None:
             eta[: self.old], lam[: self.old] = self.known.eta[:, self.order], self.known.lam[:, self.order]
@@ -247,8 +240,7 @@ class Buffet:
 
 
 def _by_precision(precisions: Sequence[Tensor], known: Known | None) -> tuple[Tensor, int]:
-    """An order of the coordinates in which the largest group that everyone knows equally well comes first, and its
-    size."""
+    """An order of the coordinates with the largest group of equal precision at all clients first, and its size."""
     rows = torch.stack([*precisions, *([] if known is None else known.lam)])
     seen: dict[bytes, int] = {}
     group = torch.tensor([seen.setdefault(column.tobytes(), len(seen)) for column in rows.T.contiguous().numpy()])

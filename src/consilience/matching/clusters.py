@@ -1,4 +1,4 @@
-"""What clustering units means: every client's units of one layer go in, global units come out."""
+"""Clustering: from all clients' units of one layer to global units."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from consilience.core.records import record
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A client's units of one layer: values [L, D], and how much is known of each coordinate, precision [D] ≥ 0 in
-    units of the model's noise: 1 for a plain observation, 0 for none at all."""
+    """A client's units of one layer: values [L, D], and the precision [D] ≥ 0 of each coordinate in units of the
+    model's noise: 1 for a plain observation, 0 for none."""
 
     values: Tensor
     precision: Tensor
@@ -26,7 +26,7 @@ class Units:
 @record
 class Known:
     """Global units from earlier steps of a stream: natural parameters eta, lam [G, D] of each unit's posterior, and
-    counts [J, G], how many steps each client has used each unit in. `step` is the number of the step to come."""
+    counts [J, G] of the steps in which each client has used each unit. `step` is the number of the next step."""
 
     eta: Tensor
     lam: Tensor
@@ -36,8 +36,8 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """Global units: posterior mean eta / lam and precision lam, [G, D]; which one each client's units are, a tensor
-    [L_j] a client; and the objective after every update, as far as there is one."""
+    """Global units: posterior mean eta / lam and precision lam, [G, D]; the global unit of each client's units,
+    [L_j] a client; and the objective after every update, if there is one."""
 
     eta: Tensor
     lam: Tensor
@@ -54,7 +54,7 @@ class Clusters:
 
 
 class Clusterer(ABC):
-    """A way to tell which units of different clients are the same."""
+    """Infers which units of different clients are the same."""
 
     @property
     @abstractmethod
@@ -63,11 +63,11 @@ class Clusterer(ABC):
 
     @abstractmethod
     def prior(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Natural parameters (η₀, λ₀) of a unit that nobody has seen, whose mean is given."""
+        """Natural parameters (η₀, λ₀) of an unobserved unit with this mean."""
 
     @abstractmethod
     def evidence(self, precision: Tensor) -> Tensor:
-        """The precision that an observation brings, from `Units.precision`."""
+        """The precision of an observation, from `Units.precision`."""
 
     @abstractmethod
     def cluster(self, clients: Sequence[Units], mean: Tensor, known: Known | None, seed: int) -> Clusters:

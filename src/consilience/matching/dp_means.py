@@ -1,4 +1,4 @@
-"""DP-means (Kulis & Jordan, 2012): units cluster by distance, with no regard to whose they are."""
+"""DP-means (Kulis & Jordan, 2012): units cluster by distance, whatever their clients."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from consilience.core.checks import Count, Positive, check_types
 from consilience.core.errors import ConfigError
 from consilience.core.ranges import Range, Ranges
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
 
-FAINT = 1e-6  # precision of a prior that only speaks where nobody else does
+FAINT = 1e-6  # precision of a prior that matters only without observations
 
 
 @dataclass(frozen=True)
@@ -22,34 +23,27 @@ class DPMeans(Clusterer):
     Σ ‖v − centre‖² + penalty · clusters, at most `limit` of them."""
 
     ranges: ClassVar[Ranges] = {"penalty": Range(1.0, 100.0)}
-    penalty: float = 10.0
-    sweeps: int = 20
-    limit: int = 700
+    penalty: Positive = 10.0
+    sweeps: Count = 20
+    limit: Count = 700
 
     def __post_init__(self) -> None:
-        if not self.penalty > 0 or self.sweeps < 1 or self.limit < 1:
-            raise ConfigError(
-                "penalty must be positive, sweeps and limit at least 1, "
-                f"got {self.penalty}, {self.sweeps} and {self.limit}"
-            )
+        check_types(self)
 
     @property
     def name(self) -> str:
-        """As in the paper."""
         return "DP-means"
 
     def prior(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Next to nothing."""
         return FAINT * mean, torch.full_like(mean, FAINT)
 
     def evidence(self, precision: Tensor) -> Tensor:
-        """As observed: a cluster's centre is the precision-weighted mean."""
+        """The precision itself: a cluster's centre is the precision-weighted mean."""
         return precision
 
     def cluster(self, clients: Sequence[Units], mean: Tensor, known: Known | None, seed: int) -> Clusters:
-        """From one cluster of all, until nothing changes."""
         if known is not None:
-            raise ConfigError("DP-means knows no streams: it has no posterior to go on from")
+            raise ConfigError("DP-means has no posterior to continue a stream from")
         values = torch.cat([units.values for units in clients])
         precision = torch.cat([units.precision.expand(len(units), -1) for units in clients])
         labels = torch.zeros(len(values), dtype=torch.int64)
@@ -69,15 +63,15 @@ class DPMeans(Clusterer):
         return Clusters(eta, lam, list(labels.split_with_sizes([len(units) for units in clients])), trace)
 
     def _assign(self, values: Tensor, centres: Tensor) -> tuple[Tensor, float]:
-        """The nearest centre of each unit, those beyond the penalty opening new ones in turn; numbered without gaps,
-        and the objective at these centres."""
+        """(The nearest centre of each unit, numbered without gaps; the objective at these centres). Units beyond the
+        penalty open new centres in turn."""
         nearest, labels = torch.cdist(values, centres).square().min(1)
         for unit in (nearest > self.penalty).nonzero().flatten().tolist():
-            if nearest[unit] <= self.penalty or len(centres) >= self.limit:  # one opened in this sweep is near
+            if nearest[unit] <= self.penalty or len(centres) >= self.limit:  # a new centre is near
                 continue
             centres = torch.cat([centres, values[unit : unit + 1]])
             distance = (values - values[unit]).square().sum(1)
-            # Only units that come later may follow; those before were dealt with.
+            # Only later units may join the new centre.
             closer = distance < nearest
             closer[:unit] = False
             nearest, labels = torch.where(closer, distance, nearest), labels.where(~closer, len(centres) - 1)

@@ -1,4 +1,4 @@
-"""match: several networks of the same depth become one, whose width is inferred."""
+"""match: fuse several networks of the same depth into one, and infer its width."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from consilience.matching.clusters import Clusterer, Clusters, Known, Units
 
 Layer = tuple[Tensor, Tensor | None]
 Network = Sequence[Layer]
-BIAS = 0.1  # prior mean of biases, where the authors start them
+BIAS = 0.1  # prior mean of biases, and their initial value in the authors' code
 
 
 @record
 class Memory:
-    """What a stream knows after a step: the units of every hidden layer, and the output's bias, (η, λ)."""
+    """A stream's posterior after a step: the units of every hidden layer, and the output's bias, (η, λ)."""
 
     layers: tuple[Known, ...]
     bias: tuple[Tensor, Tensor] | None
 
     @property
     def step(self) -> Tensor:
-        """The number of the step to come."""
+        """The number of the next step."""
         return self.layers[0].step
 
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """The global network, layer by layer as the clients' were given; `assignments[h][j]` [L_j] says which global unit
-    of hidden layer h each unit of client j is; the objective after every update, by hidden layer; and what to give to
-    the next step of a stream."""
+    """The global network by layer, in the clients' format; the global unit of each unit of client j in hidden layer h,
+    `assignments[h][j]` [L_j]; the objective after every update, by hidden layer; and the memory for the next step of a
+    stream."""
 
     layers: list[Layer]
     assignments: list[list[Tensor]]
@@ -58,14 +58,14 @@ def match(
     memory: Memory | None = None,
     seed: int = 0,
 ) -> Matched:
-    """Match the hidden units of several clients' networks, and fuse what is the same (PFNM).
+    """Match the hidden units of several clients' networks, and fuse those that are the same (PFNM).
 
     A network is a list of layers, from input to output: weight [out, in, …] and bias [out] (or None). Units may be
     neurons or channels: a kernel, or the positions of a channel in front of a linear layer, is a longer vector.
     `how` is `BetaBernoulli` unless given. `shares` [J, C] is the share of each class's examples that a client holds: it
-    scales what the client is believed about that class's output. Layers are matched from the top down, on bias and
-    outgoing weights, the lowest also on incoming ones. A client's weights to global units that it does not have are
-    zeros that were observed, or not observed at all.
+    scales the precision of the client's weights to that class's output. Layers are matched from the top down, on bias
+    and outgoing weights, the lowest also on incoming ones. A client's weights to global units that it does not have are
+    observed zeros, or not observed without `observe_missing`.
     """
     how = how or BetaBernoulli()
     nets = _checked(networks, shares)
@@ -122,7 +122,7 @@ def slice_of(matched: Sequence[Layer], assignments: Sequence[Tensor]) -> list[La
 
 
 def _checked(networks: Sequence[Network], shares: Tensor | None) -> list[list[Layer]]:
-    """Networks in double precision on the host, or one sentence about why they cannot be matched."""
+    """Networks in double precision on the CPU; an error if they cannot be matched."""
     if not networks:
         raise DataError("there is no network to match")
     depths = sorted({len(net) for net in networks})
@@ -159,7 +159,7 @@ def _checked(networks: Sequence[Network], shares: Tensor | None) -> list[list[La
 
 
 def _fits(memory: Memory, nets: Sequence[Network]) -> bool:
-    """Whether a stream can go on with these networks."""
+    """True if a stream can continue with these networks."""
     first = nets[0]
     if len(memory.layers) != len(first) - 1 or (memory.bias is None) != (first[-1][1] is None):
         return False
@@ -186,8 +186,8 @@ def _repeats(net: Network, h: int) -> int:
 
 
 def _units(net: Network, h: int, above: Tensor, width: int, precision: Tensor) -> Units:
-    """A client's hidden layer h: a row [incoming (if lowest) | bias | outgoing] a unit, outgoing weights where the
-    client's units above are in the global layer of `width`. Outgoing comes last: a wider layer above adds columns."""
+    """A client's hidden layer h: a row [incoming (if lowest) | bias | outgoing] a unit, with outgoing weights in the
+    columns of the global layer above, of `width`. Outgoing comes last: a wider layer above adds columns."""
     (weight, bias), onward = net[h], net[h + 1][0]
     own = onward.reshape(len(onward), len(weight), -1).transpose(0, 1)  # [units, units above, kernel]
     outgoing = own.new_zeros(len(weight), width, own.shape[2]).index_add_(1, above, own)
@@ -229,7 +229,7 @@ def _output_bias(
 
 
 def _grown(known: Known, how: Clusterer, mean: Tensor) -> Known:
-    """What is known, in the coordinates of a layer above that may have become wider."""
+    """Known units in the coordinates of a layer above that may have become wider."""
     eta, lam = (t.expand(len(known.eta), -1).clone() for t in how.prior(mean))
     eta[:, : known.eta.shape[1]], lam[:, : known.lam.shape[1]] = known.eta, known.lam
     return Known(eta, lam, known.counts, known.step)

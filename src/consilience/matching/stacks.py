@@ -1,4 +1,4 @@
-"""Stack: a module as a chain of linear and convolutional layers, whose hidden units may change places and number."""
+"""Stack: a module as a chain of linear and convolutional layers, whose hidden units can be permuted and added."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stack:
 
     @classmethod
     def of(cls, module: nn.Module) -> Stack:
-        """The chain in a module; anything else in it that learns is refused."""
+        """The chain in a module; an error if other modules in it have parameters."""
         kind = type(module).__name__
         layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
         owned = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
@@ -33,7 +33,7 @@ class Stack:
             if id(parameter) not in owned:
                 raise TaskError(
                     f"units of {kind} cannot be matched: its parameter {name!r} belongs to no linear or convolutional "
-                    "layer, and a chain of these is what matching knows"
+                    "layer, and only a chain of these can be matched"
                 )
             if not parameter.requires_grad:
                 raise TaskError(f"units of {kind} cannot be matched: its parameter {name!r} is frozen")
@@ -110,12 +110,11 @@ class Stack:
         return wide
 
     def check(self, predict: Callable[[Tensor, Tensor], Tensor], theta: Tensor, x: Tensor, name: str) -> None:
-        """Reorder the hidden units of θ, a layer at a time: a chain predicts the same, and a module that does not is
-        refused."""
+        """Refuse a module whose predictions change when the hidden units of θ are permuted, a layer at a time."""
         here, units = predict(theta, x), [torch.arange(width, device=theta.device) for width in self.widths]
         for h, unit in enumerate(units):
-            # Every second unit first. To reverse them would not do: channels in groups, or neighbours, would stay
-            # together. All layers at once would not do: a skip connection between equal widths would come along.
+            # Every second unit first: a reversal would keep groups of channels and neighbours together. One layer at a
+            # time: a skip connection between equal widths commutes with the same permutation of both.
             order = [*units[:h], torch.cat([unit[1::2], unit[::2]]), *units[h + 1 :]]
             there = predict(self.flat(slice_of(self.layers(theta), order)), x)
             if not torch.allclose(here, there, rtol=1e-2, atol=1e-3, equal_nan=True):

@@ -1,4 +1,4 @@
-"""Streams: what is known of each client, and where it goes on from, with the global units that it has used most."""
+"""Streams: each client's counts, and the network that it continues from."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from consilience.matching.networks import Layer, Memory, slice_of
 def restart(
     layers: Sequence[Layer], memory: Memory, client: int, widths: Sequence[int], new: int, key: Tensor
 ) -> list[Layer]:
-    """A client's network of `widths` for the next step: its units are drawn from the global ones without replacement,
-    by how often it has used them (those that it never did come last, all alike), but for `new` units at zero."""
-    padded, chosen = _with_silent_units(layers), []
+    """A client's network of `widths` for the next step. Its units are drawn from the global ones without replacement,
+    in proportion to the client's counts (unused ones last, with equal probability); `new` units are zero."""
+    padded, chosen = _with_zero_units(layers), []
     for h, (known, width) in enumerate(zip(memory.layers, widths, strict=True)):
         fresh, counts = min(new, width), known.counts[client].double()
-        # The largest of log count + Gumbel noise are draws without replacement; a count of 0 is as good as never.
+        # The largest of log count + Gumbel noise are draws without replacement; 1e-12 stands for 0.
         uniform = keys.uniform(keys.fold(key, f"restart {h}").view(1), len(counts), torch.float64)[0]
         score = (counts + 1e-12).log() - (-uniform.clamp_min(1e-300).log()).log()
         drawn = score.topk(width - fresh).indices
@@ -28,7 +28,7 @@ def restart(
     return slice_of(padded, chosen)
 
 
-def _with_silent_units(layers: Sequence[Layer]) -> list[Layer]:
+def _with_zero_units(layers: Sequence[Layer]) -> list[Layer]:
     """A network with one more unit in every hidden layer, whose weights are all zero."""
     padded: list[Layer] = []
     for h, (weight, bias) in enumerate(layers):
@@ -45,12 +45,12 @@ def _with_silent_units(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def of_clients(memory: Memory, clients: Tensor) -> Memory:
-    """What a stream knows, as far as it concerns some clients."""
+    """A stream's memory with the counts of some clients only."""
     return Memory(tuple(Known(k.eta, k.lam, k.counts[clients], k.step) for k in memory.layers), memory.bias)
 
 
 def merged(before: Memory | None, everyone: int, clients: Tensor, new: Memory) -> Memory:
-    """A step's memory with the counts of all clients, also of those who were not there."""
+    """A step's memory with the counts of all clients; absent ones keep theirs."""
     layers = []
     for h, known in enumerate(new.layers):
         counts = known.counts.new_zeros(everyone, known.counts.shape[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -28,6 +27,7 @@ from consilience.recipes.pfnm import (
     shared_out,
     trained,
 )
+from consilience.recipes.pfnm_variants import Authors, Capped, Printed, WithoutPenalty
 from consilience.studies.comparison import Comparison
 from consilience.studies.setting import Setting
 from consilience.tasks.supervised import Classification
@@ -37,14 +37,13 @@ VARIANCES, PRIOR_VARIANCES, MASSES = (0.1, 0.3, 1.0, 3.0), (1.0, 10.0, 100.0), (
 
 def variants() -> dict[str, BetaBernoulli]:
     """The defaults, and what the paper prints or its code does instead."""
-    usual = BetaBernoulli()
     return {
-        "PFNM": usual,
-        "popularity weight 1 (printed)": replace(usual, popularity_weight=1.0),
-        "popularity capped at 10 (code)": replace(usual, popularity_cap=10),
-        "both (the authors')": replace(usual, popularity_weight=1.0, popularity_cap=10),
-        "no −2 log t": replace(usual, new_penalty=False),
-        "one sweep": replace(usual, sweeps=1),
+        "PFNM": BetaBernoulli(),
+        "popularity weight 1 (printed)": Printed(),
+        "popularity capped at 10 (code)": Capped(),
+        "both (the authors')": Authors(),
+        "no −2 log t": WithoutPenalty(),
+        "one sweep": BetaBernoulli(sweeps=1),
     }
 
 
