@@ -17,7 +17,8 @@ from consilience.evaluation.predictions import predict
 from consilience.optim import Chain
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
-from consilience.tasks.supervised import Categorical, Classification, Supervised
+from consilience.tasks.likelihoods import Categorical
+from consilience.tasks.supervised import Classification, Supervised
 
 
 class Imitation(Categorical):

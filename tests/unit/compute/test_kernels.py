@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,11 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.func import functional_call, vmap
 
-import consilience as cs
 from consilience.compute.products import MatmulConv2d, PixelGroupNorm, PixelMean, use_kernels, use_matmul_convolutions
-from consilience.compute.replay import Replay, Step
-from consilience.data import Compose, Crop, Flip
-from consilience.data.cohort import take
 from consilience.models import resnet18
 
 GPU = torch.cuda.is_available()
@@ -200,131 +193,3 @@ def test_convolutions_that_differ_along_the_axes_are_written_out():
         assert not product.gathers
         x = torch.randn(2, 3, 9, 9)
         torch.testing.assert_close(product(x), layer(x), rtol=1e-4, atol=1e-5)
-
-
-COMPILE = """
-import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from consilience.compute import kernels
-
-KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", int: "i32", float: "fp32"}
-
-def compile(kernel, grid, *args, num_warps, num_stages=3, **constants):
-    names = kernel.arg_names
-    kinds = dict.fromkeys(constants, "constexpr")
-    kinds |= {name: KINDS[getattr(a, "dtype", type(a))] for name, a in zip(names, args)}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if kinds[name][0] == "*"}
-    source = ASTSource(kernel, {name: kinds[name] for name in names}, constants, aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    print(kernel.__name__, made.metadata.shared)
-
-kernels.convolution.launch = kernels.norm.launch = compile
-images, few = (torch.empty(2, 2, 8, 8, c, dtype=torch.bfloat16) for c in (64, 3))
-kernel, first = (torch.empty(2, 64, 3, 3, c, dtype=torch.bfloat16) for c in (64, 3))
-weight = torch.empty(2, 64, dtype=torch.bfloat16)
-kernels.convolve(images, kernel, 1, 1)
-kernels.convolve(few, first, 1, 1)
-kernels.convolve_images_grad(images, kernel, 16, 16, 2, 1)
-kernels.convolve_kernels_grad(images, images, 3, 3, 1, 1)
-kernels.convolve_kernels_grad(images, few, 3, 3, 1, 1)
-_, means, scales = kernels.normalise(images, weight, weight, 2, 1e-5, True)
-kernels.normalise_grad(images, images, weight, weight, means, scales, True)
-"""
-
-
-def test_kernels_can_be_compiled_for_an_h200(tmp_path):
-    """Without a GPU: what the interpreter takes, the compiler may not; and a multiprocessor has 227 kB to share."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    made = [line.split() for line in done.stdout.splitlines()]
-    assert [name for name, _ in made] == ["_gather"] * 3 + ["_kernels_grad"] * 2 + ["_norm", "_norm_grad"]
-    assert all(int(shared) <= 227 * 1024 for _, shared in made)
-
-
-@pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize("name", ["FedAvg", "FedEP", "SCAFFOLD", "FedPA", "MOON"])
-def test_replayed_rounds_on_a_gpu_are_those_of_plain_code(name):
-    """Ragged clients, crops and flips, two chunks a round: recorded steps against uncompiled ones, in float64."""
-    made = torch.Generator().manual_seed(0)
-    x, y = torch.randn(150, 3, 8, 8, generator=made), torch.randint(4, (150,), generator=made)
-    owner = torch.arange(150).sqrt().long() % 9
-    federation = cs.Federation.from_owner(cs.Dataset(x, y, classes=tuple("abcd")), owner)
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 4))
-    task, found = cs.Classification(network, augment=Compose((Crop(6), Flip()))), []
-    for compile in (False, True):
-        engine = cs.Simulator(device="cuda", chunk=5, compile=compile, precision="float64")
-        run = cs.fit(getattr(cs, name)(), task, federation, rounds=4, progress=False, engine=engine)
-        found.append(run.posterior.mean)
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.skipif(not GPU, reason="needs a GPU")
-@pytest.mark.parametrize("when", ["before it is recorded", "while it is recorded"])
-def test_a_step_with_too_little_memory_to_be_recorded_is_taken_as_it_comes(when, caplog):
-    recorded = []
-
-    def gradient(theta, batch, shared):
-        recorded.append(torch.cuda.is_current_stream_capturing())
-        slope = 2 * theta + batch
-        if recorded[-1] if when == "while it is recorded" else len(recorded) == 1:
-            torch.empty(2**45, dtype=torch.uint8, device="cuda")
-        return slope, theta.sum(1)
-
-    def advance(theta, slope, rate):
-        theta -= rate * slope
-
-    replay = Replay(Step(gradient, advance), torch.device("cuda"))
-    theta, batch = torch.ones(3, 4, device="cuda"), torch.full((3, 1), 0.5, device="cuda")
-    losses = [float(replay(theta, batch, (), (), (), (0.1,))[0]) for _ in range(3)]
-    assert losses == pytest.approx([4, 3, 2.2])
-    assert len(caplog.messages) == 1
-    assert not replay.graphs
-    other = torch.ones(2, 4, device="cuda")
-    replay(other, batch[:2], (), (), (), (0.1,))
-    torch.testing.assert_close(other, torch.full_like(other, 0.75))
-    assert len(replay.graphs) == (when == "before it is recorded")
-
-
-@pytest.mark.skipif(not GPU, reason="needs a GPU")
-def test_no_step_on_a_gpu_waits_for_the_host():
-    made = torch.Generator().manual_seed(0)
-    x, y = torch.randint(256, (60, 3, 8, 8), generator=made).byte(), torch.randint(4, (60,), generator=made)
-    data = cs.Dataset(x, y, classes=tuple("abcd"), scale=torch.tensor(0.01))
-    federation = cs.Federation.from_owner(data, torch.arange(60) % 4).to("cuda")
-    augment, network = Compose((Crop(6), Flip())), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(128, 4))
-    task = cs.Classification(network, augment=augment).prepare("cuda", compile=True, bf16=True, chunk=4)
-    chain = cs.SGD(lr=0.1, momentum=0.9, epochs=3, batch_size=5)
-
-    def cohort(round):
-        options = {"round": round, "round_size": 4, "seed": 0, "static": True, "augment": augment}
-        return cs.data.Cohort(federation, torch.arange(4), **options, take=task.once(take))
-
-    first, second = chain(task, task.initial(), cohort(1)), cohort(2)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        other = chain(task, task.initial(), second)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert bool(other.isfinite().all())
-    assert not torch.equal(first, other)
-
-
-@pytest.mark.skipif(not GPU, reason="needs a GPU")
-def test_learning_curves_in_bfloat16_are_those_of_float32_on_a_gpu():
-    made = torch.Generator().manual_seed(0)
-    x, y = torch.randn(400, 3, 8, 8, generator=made), torch.randint(4, (400,), generator=made)
-    x += 0.4 * torch.randn(4, 3, 8, 8, generator=made)[y]
-    federation = cs.Federation.from_owner(cs.Dataset(x, y, classes=tuple("abcd")), torch.arange(400) % 8)
-    torch.manual_seed(0)
-    task = cs.Classification(resnet18((3, 8, 8), 4, width=16))
-    losses = []
-    for precision in ("float32", "bf16"):
-        engine = cs.Simulator(device="cuda", chunk=8, compile=True, precision=precision)
-        run = cs.fit(cs.FedAvg(), task, federation, rounds=6, progress=False, engine=engine)
-        losses.append(torch.tensor([line["loss"] for line in run.history]))
-    torch.testing.assert_close(*losses, rtol=0.05, atol=0.02)

@@ -1,7 +1,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import vmap
 
 from consilience.compute.taps import only_linear
 from consilience.core import keys
@@ -235,16 +234,3 @@ def test_taps_are_shut_again():
     assert all(
         tap.input is None and tap.offset is None for tap in task.networks.functions["main"].evaluation[1].values()
     )
-
-
-@pytest.mark.parametrize("name", ["mlp", "conv"])
-def test_both_rules_can_be_compiled(name):
-    task, theta, batch = problem(*(FAST | NAIVE)[name], 3)
-
-    def information(theta, batch):
-        return vmap(lambda *one: rule(fisher.diagonal)(task, *one))(theta, batch)
-
-    compiled = torch.compile(information, backend="eager", fullgraph=True, dynamic=False)
-    torch.testing.assert_close(compiled(theta, batch), task.fisher(theta, batch), **EXACT)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        compiled(theta, batch)
