@@ -57,9 +57,7 @@ class Adversarial(Task):
     ) -> None:
         for name, module in {"generator": generator, "discriminator": discriminator}.items():
             if not isinstance(module, nn.Sequential) or not len(module):
-                raise TaskError(
-                    f"the {name} must be an nn.Sequential, whose outermost layer each sample has of its own"
-                )
+                raise TaskError(f"the {name} must be an nn.Sequential: every sample has its own outermost layer")
         if min(latent, generators, discriminators) < 1 or not pace > 0:
             raise TaskError(
                 "latent, generators and discriminators must be at least 1 and pace positive, got "

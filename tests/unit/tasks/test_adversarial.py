@@ -1,8 +1,9 @@
-"""Adversarial: two players in one vector, each with a loss of its own, and what can be done with what they learn."""
+"""Adversarial tasks: the losses of generators and discriminators, their samples, and wrong input."""
 
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -27,29 +28,24 @@ from support.games import (
     by_parameter,
     game,
     group,
-    learn,
     players,
     points,
     rows_of,
     weights,
 )
 
-PLAY = cs.SGD(lr=0.05, batch_size=4)
 
-
-@pytest.mark.parametrize("shape", [FLAT, IMAGE], ids=["points", "images"])
-@pytest.mark.parametrize("counts", [(1, 1), (3, 2)], ids=str)
 @pytest.mark.parametrize(
-    "objective",
+    ("objective", "counts", "shape"),
     [
-        cs.tasks.Wasserstein(),
-        cs.tasks.Wasserstein(penalty=0.0),
-        cs.tasks.LeastSquares(),
-        cs.tasks.LeastSquares(penalty=2.0),
+        (cs.tasks.Wasserstein(), (3, 2), FLAT),
+        (cs.tasks.Wasserstein(penalty=0.0), (1, 1), IMAGE),
+        (cs.tasks.LeastSquares(), (3, 2), IMAGE),
+        (cs.tasks.LeastSquares(penalty=2.0), (1, 1), FLAT),
     ],
     ids=str,
 )
-def test_the_gradient_is_each_player_s_own_and_the_value_the_discriminator_s(objective, counts, shape):
+def test_each_network_has_its_own_gradient_and_the_value_is_the_discriminator_s(objective, counts, shape):
     generators, discriminators = counts
     task = game(shape, generators=generators, discriminators=discriminators, objective=objective)
     task = task.prepare(dtype=torch.float64)
@@ -58,45 +54,38 @@ def test_the_gradient_is_each_player_s_own_and_the_value_the_discriminator_s(obj
     stacked = tree_map(lambda *parts: torch.stack(parts), *batches)
     together = task.gradient()(torch.stack(thetas), stacked)
     for k in range(2):
-        loss, slope = both_gradients(task, ByHand(thetas[k], *counts, shape), batches[k])
-        torch.testing.assert_close(together[0][k], slope, **NEARLY)
-        torch.testing.assert_close(together[1][k], loss, **NEARLY)
-    torch.testing.assert_close(alone[0], together[0][:1], **EXACT)
-    torch.testing.assert_close(alone[1], together[1][:1], **EXACT)
+        loss, g = both_gradients(task, ByHand(thetas[k], *counts, shape), batches[k])
+        torch.testing.assert_close((together[0][k], together[1][k]), (g, loss), **NEARLY)
+    torch.testing.assert_close(alone, (together[0][:1], together[1][:1]), **EXACT)
 
 
-@pytest.mark.parametrize("objective", [cs.tasks.Wasserstein(), cs.tasks.LeastSquares()], ids=str)
-def test_discriminators_of_the_past_are_one_more_opponent_of_the_generator_alone(objective):
-    task = game(objective=objective).prepare(dtype=torch.float64)
+def test_discriminators_of_the_past_enter_the_generator_s_loss_alone():
+    task = game().prepare(dtype=torch.float64)
     theta, batch = weights(task), batch_of()
     past = torch.randn(10, generator=torch.Generator().manual_seed(0)).double()
-    loss, wanted = both_gradients(task, ByHand(torch.cat([theta, past])), batch, past=True)
-    slope, value = task.gradient(type(task).game_one)(*rows_of(theta, batch, past))
-    torch.testing.assert_close(slope[0], wanted, **NEARLY)
-    torch.testing.assert_close(value[0], loss, **NEARLY)
+    loss, expected = both_gradients(task, ByHand(torch.cat([theta, past])), batch, past=True)
+    (g,), (value,) = task.gradient(type(task).game_one)(*rows_of(theta, batch, past))
+    torch.testing.assert_close((g, value), (expected, loss), **NEARLY)
     without = task.gradient()(*rows_of(theta, batch))[0][0]
     made = task.slice(MAIN).stop
-    assert torch.equal(slope[0, made:], without[made:])
-    assert (slope[0, :made] - without[:made]).abs().max() > 1e-3
+    assert torch.equal(g[made:], without[made:])
+    assert (g[:made] - without[:made]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("objective", [cs.tasks.Wasserstein(), cs.tasks.LeastSquares()], ids=str)
+@pytest.mark.parametrize(
+    ("objective", "dropout"), [(cs.tasks.Wasserstein(), 0.4), (cs.tasks.LeastSquares(), 0.0)], ids=str
+)
 def test_rows_of_padding_change_nothing(objective, dropout):
     task = game(dropout=dropout, objective=objective).prepare(dtype=torch.float64)
     narrow, theta = batch_of(count=5, pad=0), weights(task)
-    wanted = task.gradient()(*rows_of(theta, narrow))
-    for pad in (1, 2, 7):
-        beyond = torch.full((pad, 2), 1e3).double()
-        wide = cs.data.Batch(
-            torch.cat([narrow.x, beyond]), torch.zeros(5 + pad), torch.ones(5 + pad).double(), narrow.key
-        )
-        wide.w[5:] = 0
-        for got, told in zip(task.gradient()(*rows_of(theta, wide)), wanted, strict=True):
-            torch.testing.assert_close(got, told, **EXACT)
+    expected = task.gradient()(*rows_of(theta, narrow))
+    for pad in (1, 7):
+        x = torch.cat([narrow.x, torch.full((pad, 2), 1e3).double()])
+        wide = cs.data.Batch(x, torch.zeros(5 + pad), (torch.arange(5 + pad) < 5).double(), narrow.key)
+        torch.testing.assert_close(task.gradient()(*rows_of(theta, wide)), expected, **EXACT)
 
 
-def test_dropout_is_another_one_at_every_step_and_none_in_evaluation():
+def test_dropout_differs_by_step_and_does_not_act_in_evaluation():
     task = game(dropout=0.4).prepare(dtype=torch.float64)
     theta, one = weights(task), batch_of()
     parts = task.split(theta)
@@ -106,7 +95,7 @@ def test_dropout_is_another_one_at_every_step_and_none_in_evaluation():
     torch.testing.assert_close(scores[2], ByHand(theta).score(one.x).detach(), **EXACT)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [1, 3, 7])
 def test_example_i_comes_from_generator_i_mod_count(count):
     task = game(generators=count).prepare(dtype=torch.float64)
     theta, z = weights(task), torch.randn(11, LATENT).double()
@@ -115,34 +104,35 @@ def test_example_i_comes_from_generator_i_mod_count(count):
     torch.testing.assert_close(made, ByHand(theta, generators=count).make(z).detach(), **EXACT)
 
 
-@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("count", [1, 7])
 def test_the_first_examples_are_the_same_however_many_are_made(count):
     task = game(generators=count).prepare(dtype=torch.float64)
     theta = weights(task)
     most = task.generate(theta, 2100)
-    assert len(most) == 2100
-    for few in (1, 5, 999, 1000, 1001, 2000):
+    for few in (1, 999, 1000, 1001):
         torch.testing.assert_close(task.generate(theta, few), most[:few], **EXACT)
     z = task.latents(keys.key(0, purpose="generate"), 2100)
     torch.testing.assert_close(most, task.apply_one(theta, z), **EXACT)  # in one go
     assert (task.generate(theta, 5, seed=1) - most[:5]).abs().max() > 0.01
 
 
-def test_one_is_the_mean_over_samples_of_what_they_do_not_share():
+def test_one_is_the_mean_over_samples_of_their_own_layers():
     task = game().prepare(dtype=torch.float64)
     theta = weights(task)
-    named, found = by_parameter(task, theta), []
-    own = {MAIN: 3, HEADS: 2}
-    for part, owner in ((MAIN, True), (MAIN, False), (TRUNK, False), (HEADS, True)):
-        if owner:
-            for what in ("weight", "bias"):
-                found.append(torch.stack([named[f"{part} heads.{i}.{what}"] for i in range(own[part])]).mean(0))
-        else:
-            found += [v for name, v in named.items() if name.startswith(part) and "heads." not in name]
+    named = by_parameter(task, theta)
+
+    def own(part, count):
+        kinds = ("weight", "bias")
+        return [torch.stack([named[f"{part} heads.{i}.{kind}"] for i in range(count)]).mean(0) for kind in kinds]
+
+    def shared(part):
+        return [value for name, value in named.items() if name.startswith(part) and "heads." not in name]
+
+    found = [*own(MAIN, 3), *shared(MAIN), *shared(TRUNK), *own(HEADS, 2)]
     wanted = torch.cat([value.flatten() for value in found])
     torch.testing.assert_close(task.one(theta), wanted, **EXACT)
     assert len(wanted) == 6 + 3 + 6 + 2 + 8 + 4 + 4 + 1
-    beyond = torch.cat([theta, torch.ones(4).double()])  # what an algorithm appends is no player's
+    beyond = torch.cat([theta, torch.ones(4).double()])  # with parameters that an algorithm appends
     torch.testing.assert_close(task.one(torch.stack([beyond, 2 * beyond])), torch.stack([wanted, 2 * wanted]), **EXACT)
 
 
@@ -173,7 +163,7 @@ def test_further_samples_have_matrices_of_their_own_and_the_same_vectors():
         assert all(torch.equal(head.bias, first.bias) for head in made.heads)
         again = type(made)(players()[0] if first is generator[0] else players()[1][-1], 3)
         assert all(torch.equal(a, b) for a, b in zip(made.parameters(), again.parameters(), strict=True))
-    assert torch.equal(torch.get_rng_state(), before)  # nobody's generator of random numbers was asked
+    assert torch.equal(torch.get_rng_state(), before)  # no random generator was used
 
 
 def test_further_samples_are_drawn_with_the_mean_and_deviation_of_the_first():
@@ -184,7 +174,7 @@ def test_further_samples_are_drawn_with_the_mean_and_deviation_of_the_first():
         torch.testing.assert_close(head.weight.std(), torch.tensor(0.2), rtol=0.06, atol=0)
 
 
-@pytest.mark.parametrize("counts", [(1, 1), (2, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("counts", [(1, 1), (2, 3)], ids=str)
 def test_the_same_players_can_have_other_numbers_of_samples(counts):
     options = {"objective": cs.tasks.LeastSquares(), "pace": 0.5}
     made, told = (
@@ -199,9 +189,8 @@ def test_the_same_players_can_have_other_numbers_of_samples(counts):
     torch.testing.assert_close(made.predict(made.initial(), x), told.predict(told.initial(), x))
 
 
-@pytest.mark.parametrize("pace", [0.25, 4.0])
 @pytest.mark.parametrize(
-    "chain", [cs.SGD(lr=0.01, batch_size=20), cs.optim.Adam(lr=0.01, batch_size=20)], ids=["SGD", "Adam"]
+    ("chain", "pace"), [(cs.SGD(lr=0.01, batch_size=20), 0.25), (cs.optim.Adam(lr=0.01, batch_size=20), 4.0)], ids=str
 )
 def test_the_generator_s_step_is_pace_times_as_long(chain, pace):
     steps = []
@@ -214,48 +203,27 @@ def test_the_generator_s_step_is_pace_times_as_long(chain, pace):
     torch.testing.assert_close(steps[1][:, made:], steps[0][:, made:], **EXACT)
 
 
-def with_batchnorm(which):
-    generator, discriminator = players()
-    broken = {
-        "generator": (nn.Sequential(generator[0], nn.BatchNorm1d(3), *generator[1:]), discriminator),
-        "discriminator": (generator, nn.Sequential(*discriminator[:2], nn.BatchNorm1d(4), *discriminator[2:])),
-    }
-    return broken[which]
+SEQUENTIAL = "the {} must be an nn.Sequential: every sample has its own outermost layer"
+NUMBERS = "latent, generators and discriminators must be at least 1 and pace positive, got {}"
+STATISTICS = "layer '{}' (BatchNorm1d) keeps running statistics of its batches"
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
-        (
-            lambda g, d: cs.Adversarial(nn.Linear(2, 2), d, latent=2),
-            "the generator must be an nn.Sequential, whose outermost layer each sample has of its own",
-        ),
-        (
-            lambda g, d: cs.Adversarial(g, nn.Flatten(), latent=2),
-            "the discriminator must be an nn.Sequential, whose outermost layer each sample has of its own",
-        ),
-        (
-            lambda g, d: cs.Adversarial(nn.Sequential(), d, latent=2),
-            "the generator must be an nn.Sequential, whose outermost layer each sample has of its own",
-        ),
-        (
-            lambda g, d: cs.Adversarial(g, d, latent=0),
-            "latent, generators and discriminators must be at least 1 and pace positive, got 0, 1, 1 and 1.0",
-        ),
-        (
-            lambda g, d: cs.Adversarial(g, d, latent=2, generators=0, pace=0.0),
-            "latent, generators and discriminators must be at least 1 and pace positive, got 2, 0, 1 and 0.0",
-        ),
-        (
-            lambda g, d: cs.Adversarial(g, d, latent=2, pace=math.nan),
-            "latent, generators and discriminators must be at least 1 and pace positive, got 2, 1, 1 and nan",
-        ),
+        (lambda g, d: cs.Adversarial(nn.Linear(2, 2), d, latent=2), SEQUENTIAL.format("generator")),
+        (lambda g, d: cs.Adversarial(g, nn.Flatten(), latent=2), SEQUENTIAL.format("discriminator")),
+        (lambda g, d: cs.Adversarial(nn.Sequential(), d, latent=2), SEQUENTIAL.format("generator")),
+        (lambda g, d: cs.Adversarial(g, d, latent=0), NUMBERS.format("0, 1, 1 and 1.0")),
+        (lambda g, d: cs.Adversarial(g, d, latent=2, generators=0, pace=0.0), NUMBERS.format("2, 0, 1 and 0.0")),
+        (lambda g, d: cs.Adversarial(g, d, latent=2, pace=math.nan), NUMBERS.format("2, 1, 1 and nan")),
+        (lambda g, d: cs.Adversarial(g.append(nn.BatchNorm1d(2)), d, latent=2), STATISTICS.format("trunk.3")),
+        (lambda g, d: cs.Adversarial(g, d.insert(2, nn.BatchNorm1d(4)), latent=2), STATISTICS.format("2")),
     ],
 )
-def test_players_that_cannot_be_are_refused(make, sentence):
-    with pytest.raises(TaskError) as error:
+def test_impossible_games_are_refused(make, message):
+    with pytest.raises(TaskError, match=f"^{re.escape(message)}"):
         make(*players())
-    assert str(error.value) == sentence
 
 
 def test_an_objective_without_a_sensible_penalty_is_refused():
@@ -264,38 +232,22 @@ def test_an_objective_without_a_sensible_penalty_is_refused():
             kind(penalty=-1.0)
 
 
-@pytest.mark.parametrize("which", ["generator", "discriminator"])
-def test_batch_norm_is_refused_in_either_player(which):
-    with pytest.raises(TaskError, match=r"BatchNorm1d.* keeps running statistics of its batches, which clients cannot"):
-        cs.Adversarial(*with_batchnorm(which), latent=LATENT)
+SCORE = "the discriminator cannot score examples of points, of shape (2,): "
 
 
 @pytest.mark.parametrize(
-    ("task", "kind", "sentence"),
+    ("task", "kind", "message"),
     [
-        (game(IMAGE), DataError, r"the generator makes examples of shape \(1, 2, 2\); points has \(2,\)"),
-        (
-            cs.Adversarial(players()[0], players(IMAGE)[1], latent=LATENT),
-            DataError,
-            r"the discriminator cannot score examples of points, of shape \(2,\): .*",
-        ),
-        (
-            cs.Adversarial(players()[0], nn.Sequential(nn.Linear(2, 3)), latent=LATENT),
-            DataError,
-            r"the discriminator cannot score examples of points, of shape \(2,\): .*",
-        ),
-        (
-            cs.Adversarial(*players(), latent=LATENT + 1),
-            TaskError,
-            r"the generator cannot take noise of 3 numbers: .*",
-        ),
+        (game(IMAGE), DataError, "the generator makes examples of shape (1, 2, 2); points has (2,)"),
+        (cs.Adversarial(players()[0], players(IMAGE)[1], latent=LATENT), DataError, SCORE),
+        (cs.Adversarial(players()[0], nn.Sequential(nn.Linear(2, 3)), latent=LATENT), DataError, SCORE),
+        (cs.Adversarial(*players(), latent=LATENT + 1), TaskError, "the generator cannot take noise of 3 numbers: "),
     ],
     ids=["generator's shape", "discriminator's input", "discriminator's output", "noise"],
 )
-def test_networks_that_do_not_fit_the_data_are_refused_before_anyone_trains(task, kind, sentence, tmp_path):
-    with pytest.raises(kind, match=f"^{sentence}$"):
-        learn(cs.FedAvg(PLAY), task, points(), out=tmp_path / "run")
-    assert not list(tmp_path.iterdir())
+def test_networks_that_do_not_fit_the_data_are_refused(task, kind, message):
+    with pytest.raises(kind, match=f"^{re.escape(message)}"):
+        task.check(points().data)
 
 
 def test_data_without_examples_is_refused():
