@@ -137,7 +137,7 @@ def test_a_run_makes_examples_and_scores_them(method):
     theta, z, x = run.posterior.mean, torch.randn(6, LATENT).double(), test.data.x.double()
     hand = ByHand(theta)
     torch.testing.assert_close(run.model.double()(z), hand.make(z), rtol=1e-5, atol=1e-6)  # of a float32 module
-    torch.testing.assert_close(run.predict(x), hand.score(x).detach(), **EXACT)
+    torch.testing.assert_close(run.predict(x, point=True), hand.score(x).detach(), **EXACT)
     made = run.sample(70)
     torch.testing.assert_close(made, run.task.generate(theta, 70), **EXACT)
     torch.testing.assert_close(run.sample(8), made[:8], **EXACT)
@@ -186,7 +186,7 @@ def test_appended_parameters_do_not_change_generated_examples():
     start = task.prepare(dtype=torch.float64)
     x = points().data.x.double()
     torch.testing.assert_close(run.sample(9), start.generate(start.initial(), 9), **EXACT)
-    torch.testing.assert_close(run.predict(x), start.predict(start.initial(), x), **EXACT)
+    torch.testing.assert_close(run.predict(x, point=True), start.predict(start.initial(), x), **EXACT)
     assert [name for name, _ in run.model.named_parameters()] == task.main.names
 
 
@@ -213,7 +213,7 @@ def test_evaluation_keeps_points_on_the_discriminator_s_map():
     torch.testing.assert_close(torch.tensor(kept["generated"]).double(), run.sample(64), rtol=0, atol=1e-4)
     low, high = (torch.tensor(kept[side]).double() for side in ("low", "high"))
     corner = low + (high - low) / 120  # the middle of the first of 60 × 60 cells
-    assert kept["map"][0][0] == pytest.approx(float(run.predict(corner[None])[0]), abs=1e-3)
+    assert kept["map"][0][0] == pytest.approx(float(run.predict(corner[None], point=True)[0]), abs=1e-3)
 
 
 @pytest.mark.parametrize(("shape", "kind"), [(IMAGE, "images"), ((4,), None)])
