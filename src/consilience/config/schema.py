@@ -10,9 +10,7 @@ from consilience.core.checks import Count, Positive, violation
 from consilience.core.errors import nearest
 
 
-class Section(BaseModel):
-    """A table with known keys."""
-
+class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
@@ -28,10 +26,8 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-class PartitionSection(Named):
-    """`steps` above 1 makes a stream of the partition."""
-
-    steps: Count = 1
+class _Partition(Named):
+    steps: Count = 1  # above 1: a stream
 
 
 class AlgorithmSection(Named):
@@ -40,9 +36,7 @@ class AlgorithmSection(Named):
     name: str = "FedAvg"
 
 
-class RunSection(Section):
-    """The arguments of `fit` that are plain values."""
-
+class _Run(_Section):
     rounds: Count
     cohort: Count | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
@@ -53,7 +47,7 @@ class RunSection(Section):
     outside: str | None = None
 
 
-class TaskSection(Section):
+class TaskSection(_Section):
     """Keys that are left out have no value here: each kind of task has defaults of its own."""
 
     kind: str = "classification"
@@ -65,16 +59,14 @@ class TaskSection(Section):
     pace: Positive | None = None
 
 
-class CompareSection(Section):
-    """What `consilience compare` compares, and how."""
-
+class _Compare(_Section):
     algorithms: list[str | dict[str, Any]] = []
     seeds: Count = 3
     tune: Count | None = None
     target: float | None = None
 
 
-class Learning(Section):
+class Learning(_Section):
     """The sections that simulations and real federations share."""
 
     model: Named
@@ -86,15 +78,13 @@ class Config(Learning):
     """The config of a simulated run."""
 
     data: Named
-    partition: PartitionSection
-    run: RunSection
+    partition: _Partition
+    run: _Run
     engine: dict[str, Any] = {}
-    compare: CompareSection = CompareSection()
+    compare: _Compare = _Compare()
 
 
-class SitesSection(Section):
-    """The sites of a real federation, how long the server waits for them, and the shape of an example."""
-
+class _Sites(_Section):
     name: str = "federation"
     clients: Count
     min_clients: Count = 1
@@ -106,17 +96,13 @@ class SitesSection(Section):
     classes: list[str] = []
 
 
-class RoundsSection(Section):
-    """The arguments of `serve` that are plain values."""
-
+class _Rounds(_Section):
     cohort: Count | None = None
     evaluate_every: Count | None = None
     checkpoint_every: Count = 1
 
 
-class ServerSection(Section):
-    """Where the server computes."""
-
+class _Server(_Section):
     precision: str = "float32"
     device: str = "cpu"
 
@@ -125,10 +111,10 @@ class Deployment(Learning):
     """The config of a real federation, which server and sites share. Flower's run config adds rounds, seed and the
     directory of the run."""
 
-    federation: SitesSection
+    federation: _Sites
     site: dict[str, Any] = {}
-    run: RoundsSection = RoundsSection()
-    engine: ServerSection = ServerSection()
+    run: _Rounds = _Rounds()
+    engine: _Server = _Server()
 
 
 def sentence(error: ValidationError, kind: type[BaseModel]) -> str:

@@ -19,12 +19,12 @@ from consilience.tasks.objectives import LeastSquares, Objective, Wasserstein
 from consilience.tasks.supervised import Classification, MultiLabel, Regression
 from consilience.tasks.task import Task
 
-LIKELIHOODS: dict[str, type[Task]] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}
-TASKS = (*LIKELIHOODS, Adversarial.kind)
+SUPERVISED: dict[str, Any] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}
+TASKS = (*SUPERVISED, Adversarial.kind)
 OBJECTIVES: dict[str, type[Objective]] = {"wasserstein": Wasserstein, "least-squares": LeastSquares}
 AUGMENTATIONS = {"Crop": Crop, "Flip": Flip}
 PLAYERS = ("generators", "discriminators", "pace")  # keys that are Adversarial's own arguments
-KINDS = {"noise": (Regression.kind,), "augment": tuple(LIKELIHOODS)}  # the kinds of task that have a key
+KINDS = {"noise": (Regression.kind,), "augment": tuple(SUPERVISED)}  # the kinds of task that have a key
 KINDS |= dict.fromkeys(("objective", *PLAYERS), (Adversarial.kind,))
 
 
@@ -49,7 +49,8 @@ def build_task(
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model.name: {name} must return a torch.nn.Module")
     options = {} if section.noise is None else {"noise": section.noise}
-    return LIKELIHOODS[section.kind](model, augment=Compose(tuple(steps)) if steps else None, **options)
+    task: Task = SUPERVISED[section.kind](model, augment=Compose(tuple(steps)) if steps else None, **options)
+    return task
 
 
 def _check_keys(section: TaskSection) -> None:

@@ -1,18 +1,15 @@
-"""What an experiment wants drawn, as plain data: the report draws it, and nobody else needs to know how."""
+"""Panels of an experiment's own figure, as plain data that the report draws."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from consilience.core.errors import ConsilienceError
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points joined by a line, with dots if they are few. A method has its colour from the table; any other label
-    makes a thin dashed line."""
+    """Points joined by a line: in the colour of a method, or thin and dashed for any other label."""
 
     label: str
     x: list[float]
@@ -21,7 +18,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point, with the colour of its method, or a cross for any other label."""
+    """A point in the colour of its method; a cross for any other label."""
 
     label: str
     x: float
@@ -30,7 +27,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Ellipse:
-    """A Gaussian in the plane: the contours of one and two standard deviations. `strong` stands out."""
+    """A Gaussian in the plane: its contours of one and two standard deviations, emphasised if `strong`."""
 
     label: str
     mean: list[float]
@@ -41,7 +38,7 @@ class Ellipse:
 @dataclass(frozen=True)
 class Heat:
     """A table of numbers as shades: `values[i][j]` is in the row `y[i]`, the first on top, and in the column `x[j]`.
-    What is not finite stays empty."""
+    Values that are not finite leave their cells empty."""
 
     values: list[list[float]]
     x: list[str]
@@ -57,8 +54,8 @@ class Heat:
 
 @dataclass(frozen=True)
 class Panel:
-    """Axes with what is on them; `log` is for the y axis, and with ellipses both axes have the same unit. A heat map
-    has the axes for itself; all heat maps of a figure share their shades."""
+    """Axes and their contents. `log` is for the y axis; with ellipses, both axes have the same unit. A heat map has no
+    other contents beside it; all heat maps of a figure share their shades."""
 
     title: str
     curves: list[Curve] = field(default_factory=list)
@@ -77,21 +74,3 @@ class Panels:
     title: str
     caption: str
     panels: list[Panel]
-
-
-def read(content: Mapping[str, Any]) -> Panels:
-    """From what JSON made of it."""
-    panels = [
-        Panel(
-            str(panel.get("title", "")),
-            [Curve(**curve) for curve in panel.get("curves") or ()],
-            [Mark(**mark) for mark in panel.get("marks") or ()],
-            [Ellipse(**ellipse) for ellipse in panel.get("ellipses") or ()],
-            str(panel.get("x_label", "")),
-            bool(panel.get("log")),
-            str(panel.get("y_label", "")),
-            Heat(**panel["heat"]) if panel.get("heat") else None,
-        )
-        for panel in content.get("panels") or ()
-    ]
-    return Panels(str(content.get("title", "")), str(content.get("caption", "")), panels)

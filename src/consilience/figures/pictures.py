@@ -1,11 +1,11 @@
-"""Pictures in a table, as plain data: maps of a plane and grids of images, small enough to be stored as text."""
+"""Pictures in a table, as plain data: maps of the plane and grids of images, as base64 text."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from consilience.core.errors import ConsilienceError
 
-# Viridis: as bright as the value is high, to every kind of eye.
+# Viridis: brightness grows with the value, also for colour-blind readers.
 COLOURS = (
     "440154", "48186a", "472d7b", "424086", "3b528b", "33638d", "2c728e", "26828e", "21918c",
     "1fa088", "28ae80", "3fbc73", "5ec962", "84d44b", "addc30", "d8e219", "fde725",
 )  # fmt: skip
 BLANK, RIM, DOT, FIRST = 0, 1, 2, 3  # places in a map's palette; shades begin at the last
 SHADES = 256 - FIRST
-SIDE = 360  # pixels that a picture has at least: cells keep their edges when a page enlarges it, and dots are small
+SIDE = 360  # pixels of a picture at least, so that cells keep their edges when a page enlarges it
 RADIUS = 3.0
 GAP = 2
 
@@ -32,7 +32,7 @@ Points = Sequence[Sequence[float]] | Tensor
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG as base64, and a few words below it."""
+    """A PNG as base64, and a note below it."""
 
     png: str
     note: str = ""
@@ -40,7 +40,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table; what is None stays blank."""
+    """One row of a table; None leaves a cell blank."""
 
     label: str
     cells: Sequence[Picture | None]
@@ -62,26 +62,16 @@ class Pictures:
 
     @property
     def wide(self) -> bool:
-        """Whether it wants the width of the page."""
+        """Whether the figure takes the width of the page."""
         return len(self.columns) > 1
-
-
-def read(content: Mapping[str, Any]) -> Pictures:
-    """From what JSON made of it."""
-    rows = [
-        Row(str(row.get("label", "")), [Picture(**cell) if cell else None for cell in row.get("cells") or ()])
-        for row in content.get("rows") or ()
-    ]
-    columns = [str(column) for column in content.get("columns") or ()]
-    return Pictures(str(content.get("title", "")), str(content.get("caption", "")), columns, rows)
 
 
 def heat(
     values: Points, marks: Points = (), *, low: float | None = None, high: float | None = None, note: str = ""
 ) -> Picture:
-    """A map of a plane, brighter where it is higher, from `low` to `high` or else from its least to its largest value.
-    `values[i][j]` fills a cell of the unit square, the first row at the bottom; what is not finite stays blank. `marks`
-    are points (x, y) of that square, as dots; those outside are left out."""
+    """A map of the plane, brighter where it is higher, from `low` to `high` (default: the least and the largest value).
+    `values[i][j]` fills a cell of the unit square, the first row at the bottom; values that are not finite leave it
+    blank. `marks` are points (x, y) of that square, drawn as dots; points outside are skipped."""
     table = _array(values)
     if table.ndim != 2 or not table.size:
         raise ConsilienceError(f"a map has rows and columns, found shape {list(table.shape)}")
@@ -100,8 +90,8 @@ def heat(
 
 
 def photo(images: Tensor, columns: int, *, note: str = "") -> Picture:
-    """Images [N, C, H, W] in 0..1, grey or of three colours, in a grid row by row. Gaps and what is not finite are
-    transparent."""
+    """Images [N, C, H, W] in 0..1, with one or three channels, in a grid row by row. Gaps are transparent, and pixels
+    that are not finite."""
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not images.numel() or not images.is_floating_point():
         found = f"{images.dtype} {list(images.shape)}"
         raise ConsilienceError(f"a grid is of images [N, 1 or 3, H, W] with values in 0..1, found {found}")
@@ -120,7 +110,7 @@ def photo(images: Tensor, columns: int, *, note: str = "") -> Picture:
 
 
 def _array(values: Points) -> NDArray[np.float64]:
-    """None counts as not a number: JSON has no other word for it."""
+    """Values as float64; None, as JSON writes it, becomes NaN."""
     return np.array(values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values, dtype=np.float64)
 
 
@@ -139,7 +129,7 @@ def _enlarged(image: Image.Image) -> Image.Image:
 
 
 def _dots(image: Image.Image, marks: NDArray[np.float64]) -> None:
-    """White with a dark rim, which shows on every shade."""
+    """Draw white dots with a dark rim, visible on every shade."""
     draw = ImageDraw.Draw(image)
     for x, y in marks[((marks >= 0) & (marks <= 1)).all(axis=1)]:
         at = x * image.width - 0.5, (1 - y) * image.height - 0.5
@@ -148,5 +138,5 @@ def _dots(image: Image.Image, marks: NDArray[np.float64]) -> None:
 
 def _encoded(image: Image.Image, **options: Any) -> str:
     out = io.BytesIO()
-    image.save(out, "PNG", **options)  # with `optimize` it is ten times as slow, and a few per cent smaller
+    image.save(out, "PNG", **options)  # `optimize` is ten times as slow for a few per cent
     return base64.b64encode(out.getvalue()).decode()

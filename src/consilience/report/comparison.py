@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from consilience import figures
 from consilience.core import text
-from consilience.figures import panels, pictures
+from consilience.figures import Pictures
 from consilience.report.drawing.canvas import swatch
 from consilience.report.drawing.panels import side_by_side
 from consilience.report.page import Cell, Page, Plot, Section, Table
@@ -54,10 +55,9 @@ def comparison_page(directory: Path) -> Page:
 
 def _figure_section(content: Mapping[str, Any], methods: Sequence[str]) -> Section:
     """A figure of the experiment's own: pictures, or panels with their methods as legend."""
-    if "rows" in content:
-        shown = pictures.read(content)
-        return Section(shown.title, pictures=[shown] if shown.rows else [])
-    figure = panels.read(content)
+    figure = figures.read(content)
+    if isinstance(figure, Pictures):
+        return Section(figure.title, pictures=[figure] if figure.rows else [])
     labels = {curve.label for panel in figure.panels for curve in panel.curves}
     labels |= {mark.label for panel in figure.panels for mark in panel.marks}
     legend = [method_key(method, colour) for colour, method in enumerate(methods) if method in labels]

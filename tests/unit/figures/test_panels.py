@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
+from consilience import figures
 from consilience.core.errors import ConsilienceError
-from consilience.figures import panels
 from consilience.figures.panels import Curve, Heat, Mark, Panel, Panels
 
 
@@ -18,7 +18,7 @@ def test_a_figure_read_from_json_equals_the_one_written() -> None:
         "Sweep", [Curve("FedEP", [1, 2], [0.5, 0.25])], [Mark("FedEP", 1.0, 2.0)], x_label="J", y_label="loss"
     )
     figure = Panels("Two", "What it shows.", [curve, Panel("Prior", x_label="γ₀", y_label="σ₀²", heat=heat)])
-    assert panels.read(json.loads(json.dumps(asdict(figure)))) == figure
+    assert figures.read(json.loads(json.dumps(asdict(figure)))) == figure
 
 
 @pytest.mark.parametrize("values", [[[1.0, 2.0]], [[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0]]])

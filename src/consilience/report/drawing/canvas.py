@@ -56,7 +56,6 @@ STYLE: dict[Any, Any] = {
     "axes.labelcolor": MUTED,
     "axes.spines.right": False,
     "axes.spines.top": False,
-    "axes.titlecolor": INK,
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -67,6 +66,7 @@ STYLE: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
+    "text.color": INK,
     "text.parse_math": False,  # a client may be called "$x"
     "xtick.color": GRID,
     "xtick.labelcolor": MUTED,

@@ -18,7 +18,6 @@ from consilience.report.drawing.canvas import (
     DASHED,
     FEW,
     GRID,
-    INK,
     MUTED,
     NAME,
     PAPER,
@@ -158,7 +157,7 @@ def reliability(title: str, diagram: Reliability, colour: int = 0) -> Drawing:
         top.plot(marks, accuracy, color=series(colour), marker="o", markersize=3.5, linewidth=1.4)
         top.set(ylim=(0, 1.02), xlim=(0, 1), ylabel="accuracy")
         top.tick_params(bottom=False)
-        top.text(0.04, 0.9, f"ECE {diagram.ece:.3f}", color=INK, fontsize=10, transform=top.transAxes)
+        top.text(0.04, 0.9, f"ECE {diagram.ece:.3f}", fontsize=10, transform=top.transAxes)
         top.set_title(clip(title, 40))
         total = sum(diagram.count)
         bottom.bar(left, [diagram.count[bin] / total for bin in filled], width, alpha=0.8, **bars)

@@ -87,7 +87,7 @@ def _heat(axes: Axes, heat: Heat, scale: tuple[float, float]) -> None:
     for (i, j), value in cells.items():
         strength = 0.08 + 0.77 * ((value - low) / (high - low) if high > low else 0.5)
         axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=SHADES[0], alpha=strength, linewidth=0))
-        axes.text(j, i, _digits(value, places), color=INK, ha="center", va="center")
+        axes.text(j, i, _digits(value, places), ha="center", va="center")
     separate_cells(axes, columns, rows)
     axes.set_xticks([])
     axes.set_yticks(range(rows), [clip(name, NAME) for name in heat.y])
