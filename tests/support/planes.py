@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, hessian
+from torch.autograd.functional import hessian
 
 import consilience as cs
 from support.scenarios import blobs
@@ -44,8 +44,8 @@ def learned() -> tuple[cs.Classification, cs.Gaussian, cs.Dataset]:
         return task.likelihood.losses(task.apply_one(theta, x), train.data.y).sum() + 0.5 * theta.square().sum()
 
     for _ in range(8):
-        theta = theta - torch.linalg.solve(hessian(energy)(theta), grad(energy)(theta))
-    return task, cs.Gaussian.of(theta, hessian(energy)(theta)), lifted(test.data)
+        theta = theta - torch.linalg.solve(hessian(energy, theta), torch.func.grad(energy)(theta))
+    return task, cs.Gaussian.of(theta, hessian(energy, theta)), lifted(test.data)
 
 
 def lifted(data: cs.Dataset, height: float = 0.0) -> cs.Dataset:
