@@ -144,8 +144,8 @@ def both_gradients(task, hand, batch, past=False):
         lengths = []
         for one in x + share * (made - x):
             at = one[None].clone().requires_grad_()
-            (slope,) = torch.autograd.grad(hand.score(at).sum(), at, create_graph=True)
-            lengths.append(slope.norm())
+            (g,) = torch.autograd.grad(hand.score(at).sum(), at, create_graph=True)
+            lengths.append(g.norm())
         loss = loss + task.objective.penalty * (torch.stack(lengths) - 1).square().mean()
     theirs = torch.autograd.grad(loss, hand.judges)
     made = hand.make(z)

@@ -27,7 +27,7 @@ def penalised(task, theta, batch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-@pytest.mark.parametrize("around", [True, False])  # slopes around vmap, as on a GPU, or inside
+@pytest.mark.parametrize("around", [True, False])  # gradients around vmap, as on a GPU, or inside
 def test_compiled_cohorts_give_the_same_and_compile_once_a_size(around, monkeypatch):
     monkeypatch.setattr(Cohorts, "on_gpu", around)
     task, theta, batch = problem("classification", 8, (4,), dropout_mlp(), size=9, dtype=torch.float32)
@@ -80,8 +80,8 @@ def penalty(module):
     """One client's gradient penalty, mean (‖∂D/∂x‖ − 1)², as a function of its weights."""
 
     def loss(values, x):
-        slope = grad(lambda at: functional_call(module, values, (at,)).sum())(x)
-        return (slope.flatten(1).norm(dim=1) - 1).square().mean()
+        g = grad(lambda at: functional_call(module, values, (at,)).sum())(x)
+        return (g.flatten(1).norm(dim=1) - 1).square().mean()
 
     return loss
 

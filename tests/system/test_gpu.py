@@ -25,14 +25,13 @@ def test_compiled_convolutions_and_dropout_on_a_gpu_are_those_of_plain_code(clie
     y = torch.randint(10, (clients, 5), generator=made)
     batch = Batch(x, y, torch.ones(clients, 5, dtype=torch.float64), torch.arange(clients))
     batch = Batch(*(leaf.cuda() for leaf in (batch.x, batch.y, batch.w, batch.key)))
-    slopes = []
+    gradients = []
     for compile in (False, True):
         task = Classification(module).prepare("cuda", torch.float64, compile=compile, chunk=7)
         theta = task.initial().repeat(clients, 1)
-        slopes.append(
-            [task.gradient()(theta * scale, batch)[0] for scale in (1, 2, 3)]
-        )  # a result must outlive the next
-    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-12)
+        # A result must outlive the next.
+        gradients.append([task.gradient()(theta * scale, batch)[0] for scale in (1, 2, 3)])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedEP", "SCAFFOLD", "FedPA", "MOON"])
@@ -57,13 +56,13 @@ def test_a_step_with_too_little_memory_to_be_recorded_is_taken_as_it_comes(when,
 
     def gradient(theta, batch, shared):
         recorded.append(torch.cuda.is_current_stream_capturing())
-        slope = 2 * theta + batch
+        g = 2 * theta + batch
         if recorded[-1] if when == "while it is recorded" else len(recorded) == 1:
             torch.empty(2**45, dtype=torch.uint8, device="cuda")
-        return slope, theta.sum(1)
+        return g, theta.sum(1)
 
-    def advance(theta, slope, rate):
-        theta -= rate * slope
+    def advance(theta, g, rate):
+        theta -= rate * g
 
     replay = Replay(Step(gradient, advance), torch.device("cuda"))
     theta, batch = torch.ones(3, 4, device="cuda"), torch.full((3, 1), 0.5, device="cuda")

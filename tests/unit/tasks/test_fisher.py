@@ -129,8 +129,8 @@ def by_loop(task, theta, batch):
     total, count = torch.zeros_like(theta), int(batch.w.sum())
     for i in range(count):
         loss = task.likelihood.losses(task.apply_one(theta, batch.x[i : i + 1]), y[i : i + 1]).sum()
-        (slope,) = torch.autograd.grad(loss, theta)
-        total += slope.square()
+        (g,) = torch.autograd.grad(loss, theta)
+        total += g.square()
     return (total / count).detach()
 
 

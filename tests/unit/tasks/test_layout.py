@@ -28,8 +28,8 @@ def test_tied_weights_count_once_and_stay_tied():
     assert task.size == 16 + 4 + 4 + 15
     gradient, _ = task.gradient()(theta, batch)
     for k in range(3):
-        slope, _ = module_gradient("classification", module, theta[k], rows(batch, k))
-        torch.testing.assert_close(gradient[k], slope, **EXACT)
+        g, _ = module_gradient("classification", module, theta[k], rows(batch, k))
+        torch.testing.assert_close(gradient[k], g, **EXACT)
     released = task.release(theta[0])
     assert released[2].weight is released[0].weight
 
@@ -43,8 +43,8 @@ def test_frozen_parameters_stay_out_of_the_vector_and_keep_their_values(clients)
     theta = task.initial().repeat(clients, 1)
     x = torch.randn(clients, 6, 4, dtype=torch.float64)
     batch = Batch(x, torch.randint(3, (clients, 6)), torch.ones(clients, 6, dtype=torch.float64), torch.arange(clients))
-    slope, _ = task.gradient()(theta, batch)
-    assert slope.shape == theta.shape
+    g, _ = task.gradient()(theta, batch)
+    assert g.shape == theta.shape
     assert task.fisher(theta, batch).shape == theta.shape
     released = task.release(theta[0] + 1)
     assert torch.equal(released[0].weight, module[0].weight)

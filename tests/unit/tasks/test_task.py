@@ -15,25 +15,22 @@ from consilience.tasks.supervised import Classification, Regression
 from support.problems import EXACT, dropout_mlp, kinds, mlp, module_gradient, net, problem
 
 
-@pytest.mark.parametrize("clients", [1, 5])
+@pytest.mark.parametrize("clients", [1, 3])
 @kinds
 def test_a_cohort_s_gradients_are_those_of_each_client_s_module(kind, clients):
     task, theta, batch = problem(kind, clients)
     gradient, loss = task.gradient()(theta, batch)
-    assert gradient.shape == theta.shape
-    assert loss.shape == (clients,)
     assert not gradient.requires_grad
-    for k in range(clients):
-        slope, value = module_gradient(kind, net(), theta[k], rows(batch, k))
-        torch.testing.assert_close(gradient[k], slope, **EXACT)
-        torch.testing.assert_close(loss[k], value.detach(), **EXACT)
+    expected = [module_gradient(kind, net(), theta[k], rows(batch, k)) for k in range(clients)]
+    torch.testing.assert_close(
+        (gradient, loss), tuple(torch.stack(found).detach() for found in zip(*expected, strict=True)), **EXACT
+    )
 
 
-def test_what_stands_in_the_padding_does_not_matter():
+def test_values_in_the_padding_have_no_effect():
     task, theta, batch = problem("classification", 5)
     other = Batch(torch.where(batch.w[..., None, None, None] > 0, batch.x, 99.0), batch.y, batch.w, batch.key)
-    for a, b in zip(task.gradient()(theta, batch), task.gradient()(theta, other), strict=True):
-        torch.testing.assert_close(a, b, **EXACT)
+    torch.testing.assert_close(task.gradient()(theta, batch), task.gradient()(theta, other), **EXACT)
 
 
 def test_a_batch_of_padding_alone_has_no_gradient():
@@ -48,7 +45,7 @@ def anchored(task, theta, batch, anchor, strength):
     return task.loss_one(theta, batch) + strength * (theta - anchor).square().sum()
 
 
-@pytest.mark.parametrize("clients", [1, 5])
+@pytest.mark.parametrize("clients", [1, 3])
 def test_a_loss_may_have_own_and_shared_arguments(clients):
     task, theta, batch = problem("classification", clients)
     anchor, strength = torch.randn_like(theta), torch.tensor(0.7, dtype=torch.float64)
@@ -58,7 +55,7 @@ def test_a_loss_may_have_own_and_shared_arguments(clients):
     torch.testing.assert_close(loss, value + strength * (theta - anchor).square().sum(1), **EXACT)
 
 
-@pytest.mark.parametrize("clients", [1, 5])
+@pytest.mark.parametrize("clients", [1, 3])
 def test_vectorize_maps_a_function_of_one_client_over_the_cohort(clients):
     task, theta, batch = problem("classification", clients)
 
@@ -72,7 +69,7 @@ def test_vectorize_maps_a_function_of_one_client_over_the_cohort(clients):
         torch.testing.assert_close(total[k], theta[k].sum(), **EXACT)
 
 
-def test_the_same_function_is_made_ready_once():
+def test_a_cohort_function_is_made_once():
     task, *_ = problem("classification", 1)
     assert task.gradient() is task.gradient()
     assert task.gradient(anchored) is task.gradient(anchored)
@@ -133,13 +130,11 @@ def test_features_of_a_cohort_are_those_of_each_client():
 
     seen, output = task.vectorize(features)(theta, batch)
     for k in range(4):
-        one = task.features_one(theta[k], batch.x[k])
-        torch.testing.assert_close(seen[k], one[0], **EXACT)
-        torch.testing.assert_close(output[k], one[1], **EXACT)
+        torch.testing.assert_close((seen[k], output[k]), task.features_one(theta[k], batch.x[k]), **EXACT)
 
 
 class Words(nn.Module):
-    """Every word votes: a linear layer at each place of a sequence, and the mean over places."""
+    """A linear layer at each place of a sequence, and the mean over places."""
 
     def __init__(self):
         super().__init__()
@@ -158,13 +153,13 @@ def test_features_of_a_sequence_are_the_mean_over_its_places():
 
 
 @pytest.mark.parametrize("method", [cs.FedNP(), cs.algorithms.MOON()], ids=lambda m: m.name)
-def test_methods_that_hear_features_learn_from_sequences(method):
+def test_methods_that_use_features_learn_from_sequences(method):
     torch.manual_seed(0)
     ids = torch.randint(9, (60, 5))
     data = cs.Dataset(ids, (ids > 5).sum(1).clamp_max(2), classes=tuple("abc"))
     federation = cs.Federation.from_owner(data, torch.arange(60) % 3)
     options = {"engine": cs.Simulator(device="cpu", chunk=3, workers=1), "progress": False}
-    run = cs.fit(method, Classification(Words()), federation, rounds=5, **options)
+    run = cs.fit(method, Classification(Words()), federation, rounds=2, **options)
     assert run.history[-1]["loss"] < run.history[0]["loss"]
 
 
@@ -175,7 +170,7 @@ def test_a_network_without_a_linear_layer_has_no_features():
         task.features_one(task.initial(), torch.ones(1, 1, 2, 2))
 
 
-def test_taps_are_shut_again_when_a_forward_fails():
+def test_taps_are_closed_when_a_forward_fails():
     task = Classification(net())
     with pytest.raises(RuntimeError):
         task.features_one(task.initial(), torch.ones(1, 2, 2))
@@ -191,8 +186,7 @@ def test_bf16_gives_float32_gradients_near_those_of_float32():
     assert short.module.shift.dtype == torch.bfloat16
     (exact, loss), (rough, rough_loss) = (t.gradient()(theta, batch) for t in (task, short))
     assert rough.dtype == rough_loss.dtype == torch.float32
-    cosine = F.cosine_similarity(exact, rough)
-    assert float(cosine.min()) > 0.99
+    assert float(F.cosine_similarity(exact, rough).min()) > 0.99
     assert not torch.equal(exact, rough)
     torch.testing.assert_close(loss, rough_loss, rtol=0.05, atol=0.05)
     features, output = short.features_one(theta[0], batch.x[0])
@@ -215,7 +209,7 @@ def test_modules_that_do_not_return_a_row_for_each_example_are_refused(mode):
         Classification(Two(mode)).check(Dataset(torch.randn(2, 4), torch.tensor([0, 1])))
 
 
-def test_tasks_that_make_no_sense_are_refused():
+def test_a_module_without_parameters_and_noise_of_no_width_are_refused():
     with pytest.raises(TaskError, match="ReLU has no parameters"):
         Classification(nn.ReLU())
     for noise in (0.0, -1.0):
