@@ -17,8 +17,8 @@ Row = dict[str, Any]
 
 
 def flat(line: Mapping[str, Any]) -> Row:
-    """One round as a row. Scores on the test data have their own names, those of the posterior average end in
-    " (marginal)"; of clients left out and of guards that acted only the number is kept."""
+    """One round as a row. The names of scores of the posterior average end in " (marginal)". Of rejected clients and
+    of guards that acted, the row has the number."""
     row: Row = {}
     for key, value in line.items():
         if key in ("eval", "marginal"):
@@ -34,12 +34,12 @@ def flat(line: Mapping[str, Any]) -> Row:
 
 
 def columns(rows: Iterable[Row]) -> list[str]:
-    """Every column of some rows, in the order in which they first appear."""
+    """All columns, in the order of their first appearance."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 class Sheet:
-    """Rounds as CSV, one by one: all are formatted anew only when a round brings a new column."""
+    """Rounds as CSV. All rows are formatted again only when a round has a new column."""
 
     def __init__(self, history: Iterable[Mapping[str, Any]] = ()) -> None:
         self._rows: list[Row] = []
@@ -49,7 +49,7 @@ class Sheet:
             self.add(line)
 
     def add(self, line: Mapping[str, Any]) -> str | None:
-        """One more round; its line of text, or None when the header has changed with it."""
+        """Add a round; its line of text, or None if the header changed with it."""
         row = flat(line)
         self._rows.append(row)
         wider = columns([dict.fromkeys(self._columns), row])

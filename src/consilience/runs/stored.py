@@ -1,4 +1,4 @@
-"""Stored runs: what run and comparison directories hold."""
+"""Stored runs: reading the directories of runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run directory holds."""
+    """The content of a run directory, as plain data."""
 
     config: dict[str, Any]
     rounds: list[dict[str, Any]]
@@ -42,7 +42,7 @@ class RunFiles:
 
     @classmethod
     def read(cls, directory: Path) -> RunFiles:
-        """Read a run directory; a round that was written twice (after a resume) counts as written last."""
+        """Read a run directory. Of a round that was written twice (after a resume), the last line counts."""
         rounds = {line["round"]: line for line in read_lines(directory / "metrics.jsonl")}
         path = directory / "evaluation.json"
         evaluation = read_json(path) if path.is_file() else {}
@@ -52,7 +52,7 @@ class RunFiles:
 
     @property
     def outside(self) -> str:
-        """The data set of another kind that the model was asked about, if there was one."""
+        """The name of the out-of-distribution data, if there was any."""
         return str(self.evaluation.get("outside") or "")
 
     def part(self, name: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class RunFiles:
 
     @property
     def method(self) -> str:
-        """What was run, as a title says it."""
+        """The method's name for titles."""
         name, algorithm = str(self.config.get("method", "run")), self.part("algorithm")
         if algorithm.get("name") != "Switch":
             return name
@@ -75,8 +75,8 @@ class RunFiles:
         return found if found.get("name") == "Switch" and found["at"] < self.config["rounds"] else {}
 
     def curve(self, metric: str, kind: str = "point") -> tuple[list[int], list[float]]:
-        """A metric by round: of the round itself (the training loss), or an evaluation of the point model or posterior
-        average."""
+        """(rounds, values) of a metric: of the round itself, such as the training loss, or of an evaluation of the mean
+        weights or of the posterior average."""
         key, own = "eval" if kind == "point" else kind, metric == "loss" or kind == "line"
         source = [(line["round"], line if own else line.get(key) or {}) for line in self.rounds]
         pairs = [(at, values[metric]) for at, values in source if text.is_number(values.get(metric))]
@@ -95,7 +95,7 @@ class RunFiles:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or a sentence about what is wrong with it."""
+    """A JSON object from a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -106,8 +106,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rounds of a JSON-lines file. A line that a killed run left unfinished is passed over: the
-    resumed run wrote that round again."""
+    """The rounds of a JSON-lines file, without a line that a kill left unfinished."""
     found = []
     # Not splitlines(): a name may hold U+2028, which is a line's end there but not in JSON.
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
@@ -119,7 +118,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[str, Any]]) -> dict[str, list[RunFiles]]:
-    """The runs of each method that are still there."""
+    """The runs of each method whose directories still exist."""
     found: dict[str, list[RunFiles]] = {method: [] for method in methods}
     for entry in entries:
         place = directory / str(entry.get("directory", ""))
@@ -129,8 +128,8 @@ def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[st
 
 
 def load_posterior(path: str | Path) -> Belief:
-    """What a run's server believed of the weights at its last checkpoint: from the run's directory, or from a copy of
-    its posterior.safetensors."""
+    """The server's belief about the weights at the last checkpoint, from a run's directory or from a copy of its
+    posterior.safetensors."""
     file = Path(path) / POSTERIOR if Path(path).is_dir() else Path(path)
     try:
         belief = unpack(file.read_bytes())
@@ -187,8 +186,9 @@ class StoredRun:
         """The task in the posterior's precision. The posterior may end with the weights of networks that the method
         added, which the task does not have."""
         theta = belief.theta if isinstance(belief, Mixture) else belief.mean
-        weights, learned = theta.shape[-1], (self.config.get("task") or {}).get("parameters")
-        if task.size != weights and not task.size < weights == learned:
+        weights, learned = theta.shape[-1], self.config.get("task") or {}
+        extended = weights == learned.get("parameters") and str(task.module) == learned.get("module")
+        if task.size != weights and not extended:
             raise TaskError(f"the stored posterior has {weights:,} weights, but the task has {task.size:,}")
         return task.prepare(dtype=theta.dtype)
 
@@ -206,7 +206,7 @@ class StoredRun:
 
 
 def load_run(directory: str | Path) -> StoredRun:
-    """A run from its directory, finished or not. No data is needed, and none is read."""
+    """A run from its directory, finished or not, without its data."""
     where = Path(directory)
     if not RunDirectory(where).exists():
         raise CheckpointError(f"{where} is not a run directory: it has no run.json")
@@ -215,7 +215,7 @@ def load_run(directory: str | Path) -> StoredRun:
 
 
 def _evaluation(found: dict[str, Any]) -> Evaluation | None:
-    """The scores of evaluation.json. Its histograms stay there."""
+    """The scores of evaluation.json, without its histograms."""
     point, marginal = found.get("point"), found.get("marginal") or {}
     if not point:
         return None

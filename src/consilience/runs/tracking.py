@@ -18,7 +18,7 @@ __all__ = ["CSV", "TensorBoard"]
 
 @contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """Make a sentence of what the system says about writing to `path`."""
+    """Turn an error of the system about `path` into a ConfigError."""
     try:
         yield
     except OSError as error:
@@ -28,7 +28,7 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 class _Follower:
-    """A callback for one run, whose stages share a history."""
+    """A callback that follows one run. All stages of a run share one history list."""
 
     def __init__(self) -> None:
         self._history: list[dict[str, Any]] | None = None
@@ -50,10 +50,9 @@ class CSV(_Follower):
         self.path, self._sheet = Path(path), Sheet()
 
     def __call__(self, run: Run, line: dict[str, Any]) -> None:
-        """Write a round's row."""
         new = self._is_new(run)
         text = None
-        for missing in run.history if new else [line]:  # of a resumed run, all that went before
+        for missing in run.history if new else [line]:  # of a resumed run, all earlier rounds
             text = self._sheet.add(missing)
         with _refused(self.path):
             if new or text is None:
@@ -65,9 +64,8 @@ class CSV(_Follower):
 
 
 class TensorBoard(_Follower):
-    """A callback that writes every round for TensorBoard: loss, seconds, bytes/down and bytes/up, eval/… and marginal/…
-    on the test data, and whatever else is a number. A resumed run goes on where it went on; the file is complete
-    after every round and closed at the end of the program."""
+    """A callback that writes every number of a round for TensorBoard: loss, seconds, bytes/down, bytes/up, eval/… and
+    marginal/… on the test data. A resumed run appends to the same log."""
 
     def __init__(self, directory: str | Path) -> None:
         super().__init__()
@@ -80,7 +78,6 @@ class TensorBoard(_Follower):
             self.directory.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, run: Run, line: dict[str, Any]) -> None:
-        """Write a round's numbers."""
         new = self._is_new(run)
         with _refused(self.directory):
             if new:

@@ -12,6 +12,7 @@ from torch import nn
 
 import consilience as cs
 from consilience.config import read_config
+from consilience.core.errors import ConfigError
 from consilience.inference import Identity, Laplace, Newton
 
 
@@ -169,3 +170,23 @@ def test_a_config_as_a_table_means_the_same_in_another_folder(config: Any, tmp_p
     assert moved.setting().task.settings() == loaded.setting().task.settings()
     assert torch.equal(moved.setting().task.initial(), loaded.setting().task.initial())
     assert moved.as_table() == loaded.as_table()
+
+
+def test_a_config_names_the_data_set_of_another_kind(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    text = '[data]\nname = "digits"\n[partition]\nname = "iid"\nclients = 2\n[model]\nname = "mlp"\n[run]\nrounds = 1\n'
+    config.write_text(text)
+    assert read_config(config).outside() is None
+    outside = read_config(config, ["run.outside=digits"]).outside()
+    assert outside is not None
+    assert torch.equal(outside.x, cs.load("digits").test.x)
+    (tmp_path / "own.py").write_text(
+        "import consilience as cs, torch\n"
+        "part = cs.Dataset(torch.zeros(3, 64), torch.zeros(3), name='mine')\n"
+        "def load():\n    return cs.Data(part, part)\n"
+    )
+    own = read_config(config, ["run.outside=own.py:load"])
+    assert getattr(own.outside(), "name", None) == "mine"
+    assert own.as_table()["run"]["outside"] == f"{tmp_path.resolve()}/own.py:load"
+    with pytest.raises(ConfigError, match=r"run\.outside: .*digits"):
+        read_config(config, ["run.outside=digit"]).outside()

@@ -19,7 +19,7 @@ from consilience.studies.compare import compare
 from consilience.studies.comparison import Comparison, Row
 from consilience.studies.scores import paired_test
 from consilience.studies.setting import Setting
-from support.scenarios import blobs, linear
+from support.scenarios import NAMES, blobs, linear
 
 TRAIN = cs.SGD(lr=0.1, epochs=2)
 ENGINE = cs.Simulator(device="cpu", chunk=6, workers=1)
@@ -257,6 +257,35 @@ def test_a_target_where_nothing_rises_is_refused():
     task, train, test = blobs()
     with pytest.raises(ConfigError, match="target is for a score that rises, and there is none: nll"):
         compare([cs.FedAvg(TRAIN)], Setting(Silent(task.module), train, test), seeds=1, target=0.5, **OPTIONS)
+
+
+def test_two_methods_of_one_name_are_refused_rather_than_one_forgotten() -> None:
+    task, federation = linear()
+    setting = Setting(task, federation, federation)
+    methods = [cs.FedAvg(TRAIN), cs.FedAvg(TRAIN, server=cs.server.Adam())]
+    with pytest.raises(ConfigError, match="two methods are called 'FedAvg': pass a mapping"):
+        compare(methods, setting, seeds=1, rounds=1, engine=ENGINE)
+    labelled = dict(zip(["FedAvg", "FedAdam"], methods, strict=True))
+    result = compare(labelled, setting, seeds=1, rounds=1, engine=ENGINE, progress=False)
+    assert {row.method for row in result.rows} == {"FedAvg", "FedAdam"}
+
+
+def test_every_seed_has_its_own_setting_and_all_methods_share_it() -> None:
+    asked: list[int] = []
+
+    def setting(seed: int) -> Setting:
+        asked.append(seed)
+        task, federation = linear(seed=seed)
+        return Setting(task, federation, federation)
+
+    methods = {"one": cs.FedAvg(TRAIN), "same": cs.FedAvg(TRAIN)}
+    result = compare(methods, setting, seeds=3, rounds=1, engine=ENGINE, progress=False)
+    assert asked == [0, 1, 2]
+    scores = {(row.method, row.metric): (row.mean, row.std) for row in result.rows}
+    assert scores["one", "mse"] == scores["same", "mse"]
+    assert scores["one", "mse"][1] > 0
+    by_client = {(entry["method"], entry["client"]) for entry in result.per_client}
+    assert by_client == {(method, client) for method in methods for client in NAMES}
 
 
 # Progress

@@ -1,0 +1,169 @@
+"""Run and StoredRun: predictions, and scores for all and for each client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import consilience as cs
+from consilience.core.errors import TaskError
+from consilience.evaluation.scores import evaluate
+from support.runs import (
+    PARAMETERS,
+    TRAIN,
+    fit,
+    timeless,
+)
+from support.scenarios import NAMES, blobs, gradient, linear
+
+
+def test_the_released_model_predicts_as_the_run_does() -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedAvg(TRAIN), task, train, rounds=2)
+    x = test.data.x[:5]
+    expected = run.model(x).softmax(-1)
+    torch.testing.assert_close(run.predict(x), expected)
+    torch.testing.assert_close(run.predict(x, samples=3), expected)  # a point has nothing to average over
+    torch.testing.assert_close(run.predict(x.double().numpy()), expected)
+    assert isinstance(run.posterior, cs.Point)
+    assert all(parameter.requires_grad for parameter in run.model.parameters())
+
+
+def test_a_run_learns_and_says_how_well_for_each_client_and_for_all() -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedAvg(cs.SGD(lr=0.3, batch_size=5)), task, train, rounds=6)
+    evaluation = run.evaluate(test)
+    assert evaluation.point["accuracy"] > 0.9
+    assert evaluation.marginal is None
+    assert [client["examples"] for client in evaluation.clients] == test.sizes.tolist()
+    weights = test.sizes / test.sizes.sum()
+    mean = sum(float(w) * c["metrics"]["accuracy"] for w, c in zip(weights, evaluation.clients, strict=True))
+    assert evaluation.point["accuracy"] == pytest.approx(mean, abs=1e-6)
+    pooled = run.evaluate(test.data[test.order])
+    assert pooled.point == pytest.approx(evaluation.point, abs=1e-5)
+    assert pooled.clients == []
+
+
+def test_local_only_is_scored_by_every_clients_own_model() -> None:
+    task, federation = linear()
+    run = fit(cs.LocalOnly(cs.SGD(lr=0.1, batch_size=100)), task, federation, rounds=3)
+    for client in range(len(federation)):
+        theta = torch.zeros(PARAMETERS)
+        for _ in range(3):
+            theta = theta - 0.1 * gradient(federation.client(client), theta)
+        torch.testing.assert_close(run.personal(client).mean, theta)
+    alone = [evaluate(run.task, run.personal(c), federation.client(c)).point["mse"] for c in range(len(federation))]
+    assert [client["metrics"]["mse"] for client in run.evaluate(federation).clients] == pytest.approx(alone)
+    assert [client["name"] for client in run.evaluate(federation).clients] == list(NAMES)
+    average = evaluate(run.task, run.posterior, federation)
+    assert run.evaluate(federation).point["mse"] != pytest.approx(average.point["mse"])
+
+
+def test_a_test_of_nobodys_is_dealt_to_clients_that_learn_alone() -> None:
+    task, federation = linear()
+    run = fit(cs.LocalOnly(cs.SGD(lr=0.1, batch_size=100)), task, federation, rounds=3)
+    test, count = federation.data, len(federation)
+    turns = [test[torch.arange(c, len(test), count)] for c in range(count)]
+    alone = [evaluate(run.task, run.personal(c), turn).point["mse"] * len(turn) for c, turn in enumerate(turns)]
+    found = run.evaluate(test)
+    assert found.point["mse"] == pytest.approx(sum(alone) / len(test))
+    assert found.clients == []
+
+
+def test_clients_of_a_test_are_known_by_their_names() -> None:
+    task, federation = linear()
+    run = fit(cs.LocalOnly(cs.SGD(lr=0.1, batch_size=100)), task, federation, rounds=3)
+    silos = {federation.name(c): federation.client(c) for c in range(len(federation))}
+    straight = {client["name"]: client["metrics"] for client in run.evaluate(federation).clients}
+    turned = run.evaluate(cs.Federation.from_silos(dict(reversed(silos.items())))).clients
+    assert {client["name"]: client["metrics"] for client in turned} == straight
+    (stranger,) = run.evaluate(cs.Federation.from_silos({"elsewhere": federation.client(0)})).clients
+    assert stranger["metrics"] == evaluate(run.task, run.posterior, federation.client(0)).point
+
+
+def test_a_posterior_is_scored_both_at_its_mean_and_averaged() -> None:
+    task, federation = linear()
+
+    @cs.algorithm
+    class Uncertain(cs.Algorithm):
+        """FedAvg that claims a precision."""
+
+        inner: cs.FedAvg = cs.FedAvg(TRAIN)
+
+        def start(self, task: cs.Task, info: cs.data.Info) -> Any:
+            return self.inner.start(task, info)
+
+        def message(self, server: Any, ids: Tensor) -> Any:
+            return self.inner.message(server, ids)
+
+        def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.data.Cohort) -> Any:
+            return self.inner.local(task, message, state, cohort)
+
+        def fuse(self, server: Any, update: Any) -> Any:
+            return self.inner.fuse(server, update)
+
+        def posterior(self, server: Any) -> cs.Gaussian:
+            mean = self.inner.posterior(server).mean
+            return cs.Gaussian.of(mean, torch.full_like(mean, 4.0))
+
+    run = fit(Uncertain(), task, federation, test=federation.data)
+    assert isinstance(run.posterior, cs.Gaussian)
+    assert run.history[-1]["marginal"].keys() == run.history[-1]["eval"].keys()
+    assert run.history[-1]["marginal"]["mse"] != run.history[-1]["eval"]["mse"]
+    x = federation.data.x
+    torch.testing.assert_close(run.predict(x, point=True), run.model(x))
+    drawn = torch.stack([run.task.predict(theta, x) for theta in run.posterior.sample(10)])
+    torch.testing.assert_close(run.predict(x), drawn.mean(0))
+    assert not torch.equal(run.predict(x, seed=1), run.predict(x))
+
+
+@pytest.mark.parametrize(
+    "method", [cs.FedEP(cs.inference.Identity(TRAIN)), cs.algorithms.Ensemble(TRAIN)], ids=lambda m: m.name
+)
+def test_a_stored_run_predicts_and_scores_as_the_run_does(tmp_path: Path, method: cs.Algorithm) -> None:
+    task, train, test = blobs()
+    run = fit(method, task, train, rounds=1, out=tmp_path)
+    stored, x = cs.load_run(tmp_path), test.data.x[:5]
+    assert torch.equal(stored.predict(task, x), run.predict(x))
+    assert torch.equal(stored.predict(task, x, samples=3, seed=1), run.predict(x, samples=3, seed=1))
+    assert stored.evaluate(task, test.data).to_json() == run.evaluate(test.data).to_json()
+    with pytest.raises(TaskError, match="the stored posterior has 51 weights, but the task has 9"):
+        stored.predict(cs.Classification(nn.Linear(2, 3)), x)
+
+
+def strangers() -> cs.Dataset:
+    """Points far from all clouds."""
+    x = 5 + torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+    return cs.Dataset(x, torch.zeros(30), name="strangers")
+
+
+def test_examples_of_another_kind_are_looked_at_in_the_last_evaluation_only(tmp_path: Path) -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedAvg(TRAIN), task, train, test=test, outside=strangers(), out=tmp_path / "run", evaluate_every=1)
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert found == run.evaluate(test, outside=strangers()).to_json()
+    assert found["outside"] == "strangers"
+    assert sum(found["point"]["entropy"]["outside"]["count"]) == 30
+    assert "posterior" not in found
+    plain = fit(cs.FedAvg(TRAIN), task, train, test=test, out=tmp_path / "plain", evaluate_every=1)
+    assert timeless(run.history) == timeless(plain.history)
+    fit(cs.FedAvg(TRAIN), task, train, test=test, outside=strangers(), out=tmp_path / "plain", resume=True)
+    later = json.loads((tmp_path / "plain" / "evaluation.json").read_text())
+    assert later == found, "a finished run can be resumed for them"
+
+
+@pytest.mark.parametrize(
+    "infer", [cs.inference.Identity(TRAIN), cs.inference.Laplace(TRAIN)], ids=["scalar", "diagonal"]
+)
+def test_a_posterior_s_weights_are_summarised_at_the_end(tmp_path: Path, infer: cs.inference.Tilted) -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedEP(infer), task, train, test=test, out=tmp_path)
+    found = json.loads((tmp_path / "evaluation.json").read_text())["posterior"]
+    assert found["weights"] == task.size
+    assert [tensor["name"] for tensor in found["tensors"]] == task.main.names
+    assert found["examples"][0]["mean"] == pytest.approx(run.posterior.mean[0].item())
