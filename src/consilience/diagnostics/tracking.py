@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.diagnostics.field import Field
 from consilience.figures.panels import Curve, Panel, Panels
-from consilience.report.drawing.panels import side_by_side
-from consilience.report.figure import Figure
+
+if TYPE_CHECKING:
+    from consilience.report.figure import Figure
 
 STARTS = 5
 ENOUGH = 2  # rounds in a window
@@ -79,6 +80,9 @@ class Tracking:
 
     def plot(self) -> Figure:
         """The panels as a figure for a notebook."""
+        from consilience.report.drawing.panels import side_by_side  # imports matplotlib
+        from consilience.report.figure import Figure
+
         panels = self.panels()
         return Figure(panels.title, (side_by_side(panels, ["w̄"]),), caption=panels.caption)
 

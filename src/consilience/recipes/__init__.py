@@ -1,13 +1,14 @@
-"""Experiments by name: `consilience reproduce NAME`."""
+"""Named experiments: `consilience reproduce NAME`."""
 
 from consilience.recipes import (
     dp,
     epgan,
     epgan_toy,
     fedep,
-    fedep_exact,
     fedep_hospitals,
+    fedep_linear,
     fedep_stackoverflow,
+    fedep_toy,
     fednp,
     fednp_moments,
     fednp_toy,
@@ -26,7 +27,8 @@ RECIPES: dict[str, Recipe] = {
         dp.RECIPE,
         fedep_hospitals.RECIPE,
         *fedep.RECIPES,
-        *fedep_exact.RECIPES,
+        fedep_toy.RECIPE,
+        fedep_linear.RECIPE,
         fedep_stackoverflow.RECIPE,
         *epgan.RECIPES,
         epgan_toy.RECIPE,

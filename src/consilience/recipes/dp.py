@@ -1,4 +1,4 @@
-"""What privacy costs: accuracy on MNIST against ε, at 6,000 clients of ten images each."""
+"""The cost of privacy: accuracy on MNIST against ε, at 6,000 clients of ten images each."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from consilience.tasks.supervised import Classification
 NAME, TITLE = "dp-mnist", "MNIST at 6,000 clients with differential privacy"
 TEXT = (
     "6,000 clients hold ten images each, 300 take part in each of 100 rounds; an MLP with 32 hidden units. “clipped” "
-    "bounds every client's update and adds no noise: what clipping costs. ε is that of clients, not of images, at "
-    "δ = 1e-5, where nobody knows who took part in which round. There is one clip for all levels of noise, chosen once "
-    "on images held out of the training data."
+    "bounds each client's update and adds no noise. ε protects clients, not single images, at δ = 1e-5, for secret "
+    "sampling of the clients of a round. One clip for all levels of noise was chosen once on images held out of the "
+    "training data."
 )
 NOISE = (0.5, 1.0, 2.0, 4.0, 8.0)
 CLIP = 0.5
 
 
 def methods() -> dict[str, Algorithm]:
-    """FedAvg, clipped, and with more and more noise."""
+    """FedAvg, clipped FedAvg, and clipped FedAvg with growing noise."""
     plain = FedAvg(SGD(lr=0.3, epochs=2, batch_size=10))
     levels = {"clipped": 0.0} | {f"noise {noise:g}": noise for noise in NOISE}
     private = {
@@ -35,7 +35,7 @@ def methods() -> dict[str, Algorithm]:
 
 
 def setting(seed: int, quick: bool) -> Setting:
-    """Images dealt out alike; the quick size has 60 clients."""
+    """An iid partition; the quick size has 60 clients."""
     data = load("mnist")
     train, test = (part[:: 100 if quick else 1] for part in (data.train, data.test))
     module = seeded(seed, lambda: mlp(train.x.shape[1:], 10, (32,)))
@@ -43,7 +43,7 @@ def setting(seed: int, quick: bool) -> Setting:
 
 
 def run(options: Options) -> Comparison:
-    """All levels of noise over all seeds."""
+    """Compare all levels of noise."""
     return compared(
         NAME,
         TITLE,

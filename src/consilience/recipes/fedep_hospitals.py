@@ -17,16 +17,15 @@ from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
 from consilience.figures.panels import Curve, Panel, Panels
 from consilience.inference import Laplace, Newton
-from consilience.metrics import spread
 from consilience.optim import SGD
-from consilience.recipes.base import Options, Recipe, finished
+from consilience.recipes.base import Options, Recipe, finished, rows_of
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
-from consilience.studies.comparison import Comparison, Row
+from consilience.studies.comparison import Comparison
 from consilience.tasks.supervised import MultiLabel
 
 TEXT = (
-    "Bayesian logistic regression on 920 patients with the prior N(0, 1) for every weight. The reference is the "
+    "Bayesian logistic regression on 920 patients with the prior N(0, 1) for each weight. The reference is the "
     "posterior of the pooled data by 100,000 draws of NUTS. “mean error” is the distance of a method's posterior mean "
     "from NUTS's in posterior standard deviations, “sd error” the relative error of its marginal standard deviations, "
     "both averaged over the 30 weights. With the full Hessian FedEP finds the pooled Laplace approximation; a diagonal "
@@ -38,7 +37,7 @@ PATIENTS = 920
 
 @dataclass(frozen=True)
 class Reference:
-    """The stored posterior: mean and standard deviation of every weight, intercept last."""
+    """The stored posterior: mean and standard deviation of each weight, intercept last."""
 
     mean: Tensor
     sd: Tensor
@@ -46,13 +45,13 @@ class Reference:
 
     @classmethod
     def read(cls) -> Reference:
-        """As `benchmarks/heart_posterior.py` wrote it."""
+        """The file that `benchmarks/heart_posterior.py` writes."""
         stored = json.loads(resources.files("consilience.recipes").joinpath("heart_posterior.json").read_text())
         mean, sd = (torch.tensor(stored[key], dtype=torch.float64) for key in ("mean", "sd"))
         return cls(mean, sd, stored["features"])
 
     def errors(self, run: Run) -> dict[str, float]:
-        """How far a run's belief is from this posterior."""
+        """The errors of a run's posterior."""
         belief = run.posterior
         off = (belief.mean - self.mean).abs() / self.sd
         found = {"mean error": float(off.mean()), "worst mean error": float(off.max())}
@@ -63,7 +62,7 @@ class Reference:
 
 
 def setting() -> tuple[MultiLabel, Federation]:
-    """One logit, weights that start at 0, and a client a hospital."""
+    """Logistic regression from weights 0, and a client for each hospital."""
     data = heart_disease()
     module = nn.Linear(data.x.shape[1], 1)
     for parameter in module.parameters():
@@ -87,26 +86,23 @@ def methods() -> dict[str, tuple[Algorithm, int]]:
 
 
 def run(options: Options) -> Comparison:
-    """All methods; a seed changes the batches only, so exact inference has no spread."""
+    """All methods. A seed changes the batches only, so exact inference has no spread."""
     reference, (task, hospitals), start = Reference.read(), setting(), time.perf_counter()
     engine = Simulator(device="cpu", precision="float64", chunk=4, workers=1, threads=1)
-    rows: list[Row] = []
+    scores: dict[tuple[str, str], list[float]] = {}
     paths: dict[str, list[dict[str, float]]] = {}
     for name, (method, rounds) in methods().items():
-        scores: dict[str, list[float]] = {}
         for seed in range(options.seeds):
-            if options.announce is not None:
-                options.announce(name, seed)
+            options.tell(name, seed)
             path: list[dict[str, float]] = []
             few = min(rounds, 6) if options.quick else rounds
             follow = [lambda done, _, path=path: path.append(reference.errors(done))]
             fit(method, task, hospitals, rounds=few, seed=seed, engine=engine, progress=False, callbacks=follow)
             paths.setdefault(name, path)
             for metric, value in path[-1].items():
-                scores.setdefault(metric, []).append(value)
-        rows += [Row(name, metric, *spread(values), len(values)) for metric, values in scores.items()]
+                scores.setdefault((name, metric), []).append(value)
     title = "The posterior of four hospitals"
-    return finished("fedep-hospitals", title, TEXT, options, rows, [figure(paths)], start)
+    return finished("fedep-hospitals", title, TEXT, options, rows_of(scores), [figure(paths)], start)
 
 
 def figure(paths: dict[str, list[dict[str, float]]]) -> Panels:

@@ -1,4 +1,4 @@
-"""Four hospitals learn to recognise heart disease together (UCI heart disease: a natural federation)."""
+"""Four hospitals train a model of heart disease together (UCI heart disease: a natural federation)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from consilience.evaluation.scores import evaluate
 from consilience.inference import Newton
 from consilience.models import logistic
 from consilience.optim import SGD
-from consilience.recipes.base import Options, Recipe, compared
+from consilience.recipes.base import Options, Recipe, compared, seeded
 from consilience.runs.run import Run
 from consilience.studies.comparison import Comparison
 from consilience.studies.setting import Setting
@@ -21,16 +21,16 @@ from consilience.tasks.supervised import Classification
 TEXT = (
     "Cleveland, Hungary, Switzerland and Long Beach each hold the records of their own patients, with different "
     "shares of disease and different missing columns. Each hospital keeps a quarter of its patients for testing; "
-    "every seed is another random split, the same for all methods. The model is logistic regression on 29 features. "
-    "LocalOnly tests every hospital's own model on its own patients, and a hospital's own model knows how common the "
-    "disease is there; “accuracy elsewhere” is what a hospital's model is worth at the other three. Pooled is what "
-    "moving all records into one place would give. FedEP has a posterior: “marginal” averages over ten draws of it."
+    "each seed is another random split, the same for all methods. The model is logistic regression on 29 features. "
+    "LocalOnly tests each hospital's own model on its own patients, and such a model includes how common the disease "
+    "is there; “accuracy elsewhere” is the accuracy of a hospital's model at the other three. Pooled trains on all "
+    "records in one place. FedEP has a posterior: “marginal” averages the predictions of ten draws from it."
 )
 
 
 def methods() -> dict[str, Algorithm]:
-    """Everyone with the same local optimiser and the same number of passes over the data; FedEP with exact inference,
-    as so small a model allows."""
+    """The same local optimiser and number of passes over the data for each method; FedEP has exact inference, which so
+    small a model allows."""
     train = SGD(lr=0.05, epochs=2, batch_size=16, weight_decay=1e-3)
     return {
         "Pooled": Pooled(train),
@@ -45,14 +45,12 @@ def setting(split: int) -> Setting:
     """A random split of every hospital's patients."""
     data = heart_disease()
     train, test = partition.by_group(data, "hospital").split(0.25, seed=split)
-    with torch.random.fork_rng():
-        torch.manual_seed(split)
-        model = logistic(data.x.shape[1:], 2)
+    model = seeded(split, lambda: logistic(data.x.shape[1:], 2))
     return Setting(Classification(model), train, test)
 
 
 def elsewhere(run: Run, at: Setting) -> dict[str, float]:
-    """The mean over hospitals of how well the model that each would use does on the other hospitals' patients."""
+    """The accuracy of each hospital's model on the other hospitals' patients, averaged over hospitals."""
     test = at.test
     assert isinstance(test, Federation)
     scores = []
@@ -64,7 +62,7 @@ def elsewhere(run: Run, at: Setting) -> dict[str, float]:
 
 
 def run(options: Options) -> Comparison:
-    """All methods on every split."""
+    """Compare all methods on each split."""
     return compared(
         "hospitals",
         "Heart disease at four hospitals",

@@ -17,7 +17,7 @@ from consilience.engines.simulator import Simulator
 from consilience.figures.panels import Curve, Panel, Panels
 from consilience.models import lenet5, resnet9
 from consilience.optim import SGD, Tapered
-from consilience.recipes.base import Options, Recipe, finished, seeded
+from consilience.recipes.base import Options, Recipe, about, finished, seeded
 from consilience.runs.directory import Storage
 from consilience.runs.run import Run
 from consilience.studies.compare import compare
@@ -25,21 +25,21 @@ from consilience.studies.comparison import Comparison, Row
 from consilience.studies.setting import Setting
 from consilience.tasks.supervised import Classification
 
-CLIENTS, TAIL = 10, 20  # the last rounds, whose scores say how smooth a curve is
+CLIENTS, TAIL = 10, 20  # TAIL: the last rounds, over which the smoothness of a curve is measured
 TRAIN = SGD(lr=0.1, epochs=5, batch_size=16)
 SPLITS = ("iid", "dir", "scdir")
 SHOWN = ("accuracy", "nll", "accuracy wobble", "loss wobble")
 TEXT = (
     "Ten clients, five local epochs a round, batch 16, SGD without momentum. “SA per epoch” has the step 0.1/n at the "
-    "n-th local epoch, “SA per round” 0.1/n in round n; FedAvg and FedProx (μ = 0.25) have 0.1 throughout. iid: dealt "
-    "out; dir: classes by Dirichlet 0.5; scdir: classes in five disjoint super-clusters, Dirichlet 0.5 inside (the "
-    "paper gives neither number). “accuracy wobble” and “loss wobble” are the standard deviation of the change from "
-    f"one round to the next, over the last {TAIL} rounds."
+    "n-th local epoch, “SA per round” 0.1/n in round n; FedAvg and FedProx (μ = 0.25) have 0.1 throughout. iid: a "
+    "random partition; dir: classes by Dirichlet 0.5; scdir: classes in five disjoint super-clusters, Dirichlet 0.5 "
+    "inside (the paper gives neither number). “accuracy wobble” and “loss wobble” are the standard deviation of the "
+    f"change from one round to the next, over the last {TAIL} rounds."
 )
 
 
 def methods() -> dict[str, Method]:
-    """The paper's two schedules, and what they are compared with."""
+    """The paper's two schedules, and constant steps."""
     return {
         "FedAvg": FedAvg(TRAIN),
         "FedProx": FedProx(TRAIN, mu=0.25),
@@ -49,8 +49,8 @@ def methods() -> dict[str, Method]:
     }
 
 
-def shared_out(data: Dataset, split: str, clients: int, seed: int) -> Federation:
-    """The three splits."""
+def split_by(data: Dataset, split: str, clients: int, seed: int) -> Federation:
+    """One of the three partitions."""
     if split == "iid":
         return partition.iid(data, clients, seed=seed)
     if split == "dir":
@@ -66,21 +66,20 @@ class Benchmark:
     data: str
     model: Callable[..., Any]
     rounds: int = 100
-    every: int = 1  # every so manieth training example is used
+    every: int = 1  # the step between used training examples
 
     def setting(self, split: str, seed: int, quick: bool) -> Setting:
-        """A split of the data, and initial weights."""
         data = load(self.data)
         train, test = data.train[:: self.every], data.test
         if quick:
-            train, test = (part[:: max(1, len(part) // 100)] for part in (train, test))
+            train, test = (about(part, 100) for part in (train, test))
         shape, classes = train.x.shape[1:], len(data.train.classes) or int(data.train.y.max()) + 1
         options = {"width": 2} if quick and self.model is resnet9 else {}
         module = seeded(seed, lambda: self.model(shape, classes, **options))
-        return Setting(Classification(module), shared_out(train, split, CLIENTS, seed), test)
+        return Setting(Classification(module), split_by(train, split, CLIENTS, seed), test)
 
     def run(self, options: Options) -> Comparison:
-        """All methods on all splits, over all seeds: a comparison a split, and one table of them all."""
+        """Compare all methods on each split, and put the results in one table."""
         start = time.perf_counter()
         rows: list[Row] = []
         figures: list[Panels] = []
@@ -93,13 +92,7 @@ class Benchmark:
         return finished(self.name, f"Tapering steps on {self.data}", TEXT, options, rows, figures, start)
 
     def on(self, split: str, options: Options) -> Comparison:
-        """All methods on one split."""
-        tell = options.announce
-
-        def announce(method: str, seed: int) -> None:
-            if tell is not None:
-                tell(f"{split}, {method}", seed)
-
+        """Compare all methods on one split."""
         return compare(
             methods(),
             lambda seed: self.setting(split, seed, options.quick),
@@ -107,7 +100,7 @@ class Benchmark:
             out=Storage(Path(options.out) / split, checkpoint_every=20),
             title=f"{self.data}, {split}",
             resume=options.resume,
-            on_run=announce,
+            on_run=lambda method, seed: options.tell(f"{split}, {method}", seed),
             measure=lambda run, _: wobble(run),
             rounds=2 if options.quick else self.rounds,
             evaluate_every=1,
@@ -116,14 +109,13 @@ class Benchmark:
         )
 
     def recipe(self, seeds: int) -> Recipe:
-        """Known to the command by its name."""
         return Recipe(
             self.name, f"Tapering steps on {self.data}: iid, Dirichlet, super-clusters", self.run, seeds=seeds
         )
 
 
 def wobble(run: Run) -> dict[str, float]:
-    """How much scores change from one round to the next, over the last rounds."""
+    """The standard deviation of the change of scores from round to round, over the last rounds."""
     scores = [line["eval"] for line in run.history if "eval" in line][-TAIL - 1 :]
     names = {"accuracy": "accuracy wobble", "nll": "loss wobble"} if len(scores) > 1 else {}
     return {
@@ -133,7 +125,7 @@ def wobble(run: Run) -> dict[str, float]:
 
 
 def curves(found: Comparison, metric: str) -> Panel:
-    """A metric by round, every method's mean over seeds."""
+    """A metric by round, the mean over seeds for each method."""
     drawn = []
     for method, runs in found.stored().items():
         (x, *_), values = zip(*(run.curve(metric, "point") for run in runs), strict=True)

@@ -1,4 +1,4 @@
-"""SA-FL where the right answer is known: does the mean of the weights follow its ODE, and how fast does it arrive?"""
+"""SA-FL where the minimiser is known: the distance of the mean weights from their ODE, and rates of convergence."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from consilience.data.batch import Batch
 from consilience.diagnostics import ode
 from consilience.engines import Simulator
 from consilience.figures.panels import Curve, Mark, Panel, Panels
-from consilience.metrics import spread
 from consilience.optim import SGD
 from consilience.optim.schedules import Tapered
 from consilience.recipes import fedep_hospitals
-from consilience.recipes.base import Options, Recipe, finished
+from consilience.recipes.base import Options, Recipe, finished, rows_of
 from consilience.runs.fit import fit
 from consilience.studies.comparison import Comparison, Row
 from consilience.tasks.supervised import Regression
@@ -31,21 +30,21 @@ from consilience.tasks.task import Task
 ENGINE = Simulator(device="cpu", chunk=4, workers=1, threads=1, precision="float64")
 TAPERING, CONSTANT, THEORY = "tapering steps", "constant step", "theory"
 TEXT = (
-    "Four clients take local steps, the server takes the uniform mean w̄ of their weights. From w̄ after round n the ODE "
-    "ẇ = h(w) is solved over a window of time; “tracking_error@n” is the largest distance of w̄ from the solution in "
-    "it. With steps a_n = C/n (C = 1 for regressions and 2 for hospitals) it must fall; with a constant step, the one "
-    "that tapering steps have at the first of these rounds, it must not. “final error” is the distance from the "
-    "equilibrium of the ODE. Regressions: clients differ in inputs, truth and size, and each target is measured anew, "
-    "with noise, whenever it is looked at; 128 outputs are as many repetitions. Hospitals: logistic regression with "
-    "weight decay on 920 patients. In the field, a client with more examples counts more, as it takes more steps in a "
-    "round. “slope” is that of log error over log n in the last decade of rounds, the error being the root mean square "
-    "over repetitions of the regressions. Theory says −δ/2 for δ < 1 and −min(½, Cλ) for δ = 1, λ the smallest "
-    "curvature times the steps in a round; the paper proves no rate."
+    "Four clients take local steps, and the server takes the uniform mean w̄ of their weights. From w̄ after round n the "
+    "ODE ẇ = h(w) is solved over a window of time; “tracking_error@n” is the largest distance of w̄ from the solution "
+    "in it. With steps a_n = C/n (C = 1 for regressions and 2 for hospitals) it must fall; with a constant step, equal "
+    "to the tapering step at the first of these rounds, it must not. “final error” is the distance from the "
+    "equilibrium of the ODE. Regressions: clients differ in inputs, truth and size, and each use of a target adds new "
+    "noise to it; the 128 outputs are repetitions. Hospitals: logistic regression with weight decay on 920 patients. "
+    "In the field, a client with more examples counts more, because it takes more steps in a round. “slope” is that of "
+    "log error over log n in the last decade of rounds; the error is the root mean square over repetitions of the "
+    "regressions. Theory gives −δ/2 for δ < 1 and −min(½, Cλ) for δ = 1, with λ the smallest curvature times the steps "
+    "in a round; the paper proves no rate."
 )
 
 
 class Measured(Regression):
-    """Whoever looks at a target measures it anew, y + N(0, SIGMA²): noise that does not cancel out over an epoch."""
+    """Each use of a target adds new noise, y + N(0, SIGMA²), which does not cancel over an epoch."""
 
     def loss_one(self, theta: Tensor, batch: Batch) -> Tensor:
         """The mean loss of a batch with new targets."""
@@ -61,8 +60,8 @@ SIGMA = 4.0
 
 
 def regressions() -> tuple[Measured, Federation]:
-    """Clients with inputs and truths of their own in two dimensions. Each output is a repetition: it has its own
-    weights and its own noise, and the same targets otherwise."""
+    """Clients with their own inputs and truths in two dimensions. Each output is a repetition with its own weights and
+    noise, and the same targets."""
     rng, silos = np.random.default_rng(0), {}
     for client, size in enumerate(SIZES):
         turn, stretch = rng.normal(size=(2, 2)) / 4, np.diag([1.0, 0.8])
@@ -93,7 +92,7 @@ def curvature(federation: Federation, train: SGD) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Case:
-    """A federation, how its clients train, and where the rounds lead; `first` is the first round of a window."""
+    """A federation, its clients' optimiser and the minimiser; `first` is the first round of a window."""
 
     suffix: str
     task: Task
@@ -104,7 +103,7 @@ class Case:
     first: int
 
     def trains(self) -> dict[str, SGD]:
-        """Tapering steps, and the constant step that they have when the first window begins."""
+        """Tapering steps, and the constant step equal to the tapering one when the first window begins."""
         constant = replace(self.train, lr=self.train.lr / self.first, schedule=None)
         return {TAPERING: self.train, CONSTANT: constant}
 
@@ -123,16 +122,16 @@ def hospital_case() -> Case:
     train = SGD(lr=2.0, epochs=1, batch_size=64, weight_decay=0.1, schedule=Tapered(delta=1.0, unit="epochs"))
     field = ode.mean_field(task, federation, train)
 
-    def slope(w: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def derivative(w: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return field(torch.from_numpy(w)).numpy()
 
-    found = root(slope, np.zeros(task.size), tol=1e-12)
+    found = root(derivative, np.zeros(task.size), tol=1e-12)
     return Case(", hospitals", task, federation, train, torch.from_numpy(found.x), 3.0, 6)
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A run against its ODE: w̄ after every round, the windows, and the distance from the minimiser."""
+    """A run against its ODE: w̄ after each round, the windows, and the distance from the minimiser."""
 
     points: Tensor
     tracking: ode.Tracking
@@ -140,7 +139,7 @@ class Followed:
 
 
 def follow(case: Case, train: SGD, starts: Sequence[int], rounds: int, seed: int) -> Followed:
-    """One run."""
+    """Run SA-FL and track its ODE."""
     path = ode.Path()
     fit(
         SAFL(train),
@@ -159,7 +158,7 @@ def follow(case: Case, train: SGD, starts: Sequence[int], rounds: int, seed: int
 
 
 def growing(case: Case, rounds: int) -> list[int]:
-    """Five rounds from the first to the last whose window is over at the end, whatever the steps."""
+    """Five rounds from the first to the last whose window ends before the run, for both kinds of steps."""
     last = rounds
     for train in case.trains().values():
         clock = ode.times(train, case.federation, rounds)
@@ -167,7 +166,7 @@ def growing(case: Case, rounds: int) -> list[int]:
     return [round(start) for start in np.geomspace(case.first, last, 5)]
 
 
-RATES = {  # (δ, C · λ) and what theory says; λ is the smallest curvature times the steps in a round
+RATES = {  # (δ, C · λ, theoretical slope); λ is the smallest curvature times the steps in a round
     "slope, δ = 0.8": (0.8, 1.0, -0.4),
     "slope, δ = 1, Cλ = 0.1": (1.0, 0.1, -0.1),
     "slope, δ = 1, Cλ = 0.4": (1.0, 0.4, -0.4),
@@ -176,7 +175,7 @@ RATES = {  # (δ, C · λ) and what theory says; λ is the smallest curvature ti
 
 
 def rate(delta: float, pull: float, rounds: int) -> Tensor:
-    """Distance from the minimiser after every round, the root mean square over repetitions, [rounds]."""
+    """Distance from the minimiser after each round, the root mean square over repetitions, [rounds]."""
     task, federation = regressions()
     train = SGD(epochs=1, batch_size=BATCH, schedule=Tapered(delta=delta, unit="rounds"))
     a, minimiser = curvature(federation, train)
@@ -188,14 +187,14 @@ def rate(delta: float, pull: float, rounds: int) -> Tensor:
 
 
 def slope(error: Tensor) -> float:
-    """Of log error over log n in the last decade, as least squares at evenly spaced log n."""
+    """The slope of log error over log n in the last decade, by least squares at evenly spaced log n."""
     n = np.unique(np.geomspace(len(error) / 10, len(error), 40).round().astype(int))
     return float(np.polyfit(np.log(n), np.log(error.numpy()[n - 1]), 1)[0])
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """How long each part runs."""
+    """The rounds of each part."""
 
     regressions: int
     hospitals: int
@@ -208,26 +207,24 @@ QUICK, FULL = Rounds(300, 150, 150), Rounds(1500, 500, 3000)
 def run(options: Options) -> Comparison:
     """Both federations, then the rates."""
     start = time.perf_counter()
-    announce = options.announce or (lambda name, seed: None)
     size = QUICK if options.quick else FULL
-    rows: list[Row] = []
+    scores: dict[tuple[str, str], list[float]] = {}
     first: dict[str, dict[str, Followed]] = {}
     for case, rounds in ((regression_case(), size.regressions), (hospital_case(), size.hospitals)):
         starts = growing(case, rounds)
         for method, train in case.trains().items():
             found = []
             for seed in range(options.seeds):
-                announce(method + case.suffix, seed)
+                options.tell(method + case.suffix, seed)
                 found.append(follow(case, train, starts, rounds, seed))
             first.setdefault(case.suffix, {})[method] = found[0]
             errors = torch.tensor([one.tracking.errors for one in found])
             for at, column in zip(starts, errors.T.tolist(), strict=True):
-                rows.append(Row(method, f"tracking_error@{at}{case.suffix}", *spread(column), len(found)))
-            ends = [float(one.errors[-1]) for one in found]
-            rows.append(Row(method, f"final error{case.suffix}", *spread(ends), len(found)))
-    curves = []
+                scores[method, f"tracking_error@{at}{case.suffix}"] = column
+            scores[method, f"final error{case.suffix}"] = [float(one.errors[-1]) for one in found]
+    rows, curves = rows_of(scores), []
     for metric, (delta, pull, theory) in RATES.items():
-        announce(metric, 0)
+        options.tell(metric, 0)
         error = rate(delta, pull, size.rates)
         rows.append(Row(TAPERING, metric, slope(error), None, options.seeds))
         rows.append(Row(THEORY, metric, theory, None, options.seeds))
