@@ -79,12 +79,10 @@ class SCAFFOLD(Averaging):
     def local(self, task: Task, message: Message, state: Client, cohort: Cohort) -> tuple[Update, Client]:
         w, c = message.w, message.c
         trained = self.train(task, w, cohort, prior=Gaussian(state.c - c, w.new_zeros(1)))
+        change_of_c = change_of_control(c, trained - w, self.train.time(cohort, task.pace))
         if self.variate == "gradient":
-            at_w = w.expand(len(cohort), -1)
-            new_c = cohort.mean(task.gradient(), at_w, self.train.batch_size) - state.c
-        else:
-            new_c = change_of_control(c, trained - w, self.train.time(cohort, task.pace))
-        update = Update(change(trained, w, torch.ones_like(cohort.n)), new_c)
+            change_of_c = cohort.mean(task.gradient(), w.expand(len(cohort), -1), self.train.batch_size) - state.c
+        update = Update(change(trained, w, torch.ones_like(cohort.n)), change_of_c)
         return update, self.follow(state, update)
 
     def follow(self, state: Client, update: Update) -> Client:
