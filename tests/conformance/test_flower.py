@@ -55,5 +55,4 @@ def test_sites_compute_the_simulators_run(method, grid, tmp_path):
             continue
         assert_close(folder.read(there.states.token(k))[0].state, state, what=f"site {k}")
         if overrides(method, "follow"):  # the server has a copy
-            private = ("network",) if getattr(method, "own_network", False) else ()
-            assert_close(there.states.gather(torch.tensor([k])), state, what=f"copy of {k}", without=private)
+            assert_close(there.states.gather(torch.tensor([k])), state, what=f"copy of {k}")
