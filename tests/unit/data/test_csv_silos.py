@@ -1,4 +1,4 @@
-"""One CSV file a silo: what is read, what is refused, and how features are standardised."""
+"""One CSV file for each silo: reading, refusals, standardisation."""
 
 from __future__ import annotations
 
@@ -128,30 +128,27 @@ def test_a_silo_may_have_one_class_only(tmp_path: Path, a: str, b: str, c: str, 
     assert csv_silos(write(tmp_path, **files)).train.classes == classes
 
 
-def test_real_targets_must_be_finite(tmp_path: Path) -> None:
-    assert "y holds values that are not finite" in refused(tmp_path, a="x,target\n1,0.5\n2,nan\n")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("age,dose,target\nold,1,0\n", "line 2: column 'age' holds 'old', which is not a number: write categories as"),
+        ("age,dose,target\n1,1,0\n1,,0\n", "line 3: column 'dose' is empty: fill it in"),
+        ("age,dose,target\nnan,1,0\n", "holds 'nan', which is not finite"),
+        ("age,dose,targets\n1,1,0\n", "has no column 'target'; did you mean 'targets'?"),
+        ("age,weight,target\n1,1,0\n", "they differ in dose, weight"),
+        ("age,dose,target\n1,1\n", "line 2: 2 cells, but the first line names 3 columns"),
+        ("age,dose,target\n", "has no rows"),
+        ("", "is empty"),
+        ("age,dose,target\n1,1,\n", "the target is empty"),
+        ("age,age,target\n1,1,0\n", "each with its own name"),
+        ("age,dose,target\n1,1,0.5\n2,1,nan\n", "y holds values that are not finite"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refused(tmp_path, a=NORTH, b=text)
 
 
-def test_the_target_may_have_another_name(tmp_path: Path) -> None:
-    assert csv_silos(write(tmp_path, a="x,ill\n1,0\n2,1\n"), target="ill").train.y.tolist() == [0, 1]
-
-
-def test_categories_gaps_and_odd_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    def of(name: str, text: str) -> str:
-        return refused(tmp_path / name, a=NORTH, b=text)
-
-    assert "line 2: column 'age' holds 'old', which is not a number: write categories as columns of 0 and 1" in of(
-        "1", "age,dose,target\nold,1,0\n"
-    )
-    assert "line 3: column 'dose' is empty: fill it in" in of("2", "age,dose,target\n1,1,0\n1,,0\n")
-    assert "holds 'nan', which is not finite" in of("3", "age,dose,target\nnan,1,0\n")
-    assert "has no column 'target'; did you mean 'targets'?" in of("4", "age,dose,targets\n1,1,0\n")
-    assert "they differ in dose, weight" in of("5", "age,weight,target\n1,1,0\n")
-    assert "line 2: 2 cells, but the first line names 3 columns" in of("6", "age,dose,target\n1,1\n")
-    assert "has no rows" in of("7", "age,dose,target\n")
-    assert "is empty" in of("8", "")
-    assert "the target is empty" in of("9", "age,dose,target\n1,1,\n")
-    assert "each with its own name" in of("10", "age,age,target\n1,1,0\n")
+def test_a_folder_without_tables_is_named(tmp_path: Path) -> None:
     assert "there is no CSV file in" in refused(tmp_path / "none")
 
 

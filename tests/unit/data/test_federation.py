@@ -1,4 +1,4 @@
-"""Streams: federations that reveal their examples bit by bit."""
+"""Federations, and streams of their examples."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def frozen(fed: Federation, round: int) -> Federation:
     return replace(fed, order=torch.cat(own), offsets=offsets, steps=1)
 
 
-@settings(max_examples=200, deadline=None)
-@given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=8), steps=st.integers(1, 12), round=st.integers(1, 50))
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=5), steps=st.integers(1, 12), round=st.integers(1, 50))
 def test_parts_are_equal_up_to_one_and_never_larger_where_there_are_fewer_examples(
     sizes: list[int], steps: int, round: int
 ) -> None:
@@ -192,7 +192,5 @@ def test_another_stream_is_not_resumed(tmp_path: Path) -> None:
     task, fed, _ = blobs()
     fed = fed.stream(4)
     cs.fit(cs.FedAvg(TRAIN), task, fed, rounds=2, out=tmp_path / "run", **options())
-    for other, sentence in ((3, "4 there and 3 here"), (1, "4 there and 1 here")):
-        changed = replace(fed, steps=other)
-        with pytest.raises(CheckpointError, match=rf"federation\.steps is {sentence}"):
-            cs.fit(cs.FedAvg(TRAIN), task, changed, rounds=3, out=tmp_path / "run", resume=True, **options())
+    with pytest.raises(CheckpointError, match=r"federation\.steps is 4 there and 3 here"):
+        cs.fit(cs.FedAvg(TRAIN), task, replace(fed, steps=3), rounds=3, out=tmp_path / "run", resume=True, **options())

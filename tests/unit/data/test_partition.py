@@ -39,7 +39,7 @@ def assert_exact(fed):
 
 
 @every_partitioner
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     examples=st.integers(40, 300),
     classes=st.integers(3, 12),
@@ -91,32 +91,25 @@ def test_filling_up_takes_from_the_largest_only():
     assert (sorted(sizes[:2]), sizes[2:]) == ([5, 6], [2, 2, 2])
 
 
-def test_dirichlet_approaches_iid_for_large_alpha():
-    fed = partition.dirichlet(labelled(10_000), 10, alpha=1e7)
-    counts = fed.label_counts().double()
-    assert float((counts / counts.mean(0) - 1).abs().max()) < 0.03
-
-
-def test_dirichlet_concentrates_labels_for_small_alpha():
-    counts = partition.dirichlet(labelled(10_000), 10, alpha=0.01).label_counts().double()
-    largest_share = counts.max(0).values / counts.sum(0)
-    assert float(largest_share.mean()) > 0.85
+def test_dirichlet_approaches_iid_for_large_alpha_and_concentrates_labels_for_small():
+    even, skewed = (partition.dirichlet(labelled(10_000), 10, alpha=a).label_counts().double() for a in (1e7, 0.01))
+    assert float((even / even.mean(0) - 1).abs().max()) < 0.03
+    assert float((skewed.max(0).values / skewed.sum(0)).mean()) > 0.85
 
 
 def test_dirichlet_shares_have_the_variance_of_a_dirichlet():
     alpha, clients = 0.5, 4
     shares = []
     for seed in range(60):
-        counts = (
-            partition.dirichlet(labelled(1000, 10), clients, alpha=alpha, seed=seed, minimum=0).label_counts().double()
-        )
+        fed = partition.dirichlet(labelled(1000, 10), clients, alpha=alpha, seed=seed, minimum=0)
+        counts = fed.label_counts().double()
         shares.append(counts / counts.sum(0))
     p = 1 / clients
     expected = p * (1 - p) / (clients * alpha + 1)
     assert float(torch.stack(shares).var()) == pytest.approx(expected, rel=0.12)
 
 
-def test_the_plain_dirichlet_has_not_changed():
+def test_the_plain_dirichlet_is_fixed_by_its_seed():
     data = Dataset(torch.zeros(500, 1), torch.arange(500) * 7919 % 97 % 10)
     fed = partition.dirichlet(data, 8, alpha=0.1)
     assert fed.sizes.tolist() == [126, 64, 7, 82, 74, 74, 70, 3]
@@ -132,7 +125,7 @@ def test_the_plain_dirichlet_has_not_changed():
     alpha=st.floats(1e-8, 1e8),
     seed=st.integers(0, 1000),
 )
-def test_whoever_has_a_fair_share_gets_nothing_of_the_classes_that_follow(examples, classes, clients, alpha, seed):
+def test_a_client_with_a_fair_share_gets_nothing_of_the_following_classes(examples, classes, clients, alpha, seed):
     fed = partition.dirichlet(labelled(examples, classes), clients, alpha=alpha, seed=seed, minimum=0, balanced=True)
     assert_exact(fed)
     counts = fed.label_counts()
@@ -140,7 +133,7 @@ def test_whoever_has_a_fair_share_gets_nothing_of_the_classes_that_follow(exampl
     assert not counts[before * clients >= examples].any()
 
 
-def test_balanced_shares_follow_the_dirichlet_among_those_who_are_not_full():
+def test_balanced_shares_follow_the_dirichlet_among_clients_that_are_not_full():
     log_shares = torch.tensor([[0.6, 0.3, 0.1], [0.9, 0.06, 0.04]]).double().log().numpy()
     counts = allocation.share_out_balanced(log_shares, torch.tensor([100, 50]).numpy())
     assert counts.tolist() == [[60, 30, 10], [0, 30, 20]]
@@ -179,7 +172,7 @@ def test_one_label_is_one_label_and_sizes_are_near():
     assert int(fed.sizes.max()) - int(fed.sizes.min()) <= 1
 
 
-def test_one_label_leaves_nobody_empty_when_labels_are_rare():
+def test_one_label_leaves_no_client_empty_when_labels_are_rare():
     data = replace(labelled(20), y=torch.tensor([0] * 17 + [1, 2, 9]))
     fed = partition.one_label(data, 20)
     assert fed.sizes.tolist() == [1] * 20
@@ -198,11 +191,9 @@ def test_mixtures_are_clients_of_one_size_with_labels_of_their_own():
     fed = partition.mixtures(labelled(10_000), 10, alpha=0.1)
     assert set(fed.sizes.tolist()) == {1000}
     even = partition.mixtures(labelled(10_000), 10, alpha=1e7)
-    shares = [
-        (f.label_counts().double() / 1000).max(1).values[:5].mean() for f in (fed, even)
-    ]  # of those who chose first
-    assert shares[0] > 0.5
-    assert shares[1] < 0.15
+    first = [(f.label_counts().double() / 1000).max(1).values[:5].mean() for f in (fed, even)]  # clients to draw
+    assert first[0] > 0.5
+    assert first[1] < 0.15
 
 
 def test_pachinko_gives_equal_sizes_and_few_coarse_labels():
@@ -245,7 +236,7 @@ def test_groups_without_names_are_called_by_their_number():
     assert fed.sizes.tolist() == [1, 1, 2]
 
 
-def test_small_groups_are_left_out_with_their_examples():
+def test_small_groups_are_dropped_with_their_examples():
     column = torch.tensor([0, 2, 2, 2, 3, 3])
     data = replace(labelled(6), groups={"site": column}, group_names={"site": tuple("abcd")})
     assert partition.by_group(data, "site").sizes.tolist() == [1, 0, 3, 2]
@@ -269,10 +260,7 @@ def test_small_groups_are_left_out_with_their_examples():
         (lambda d: partition.dirichlet(d, 5, alpha=1.0, minimum=9), "too few for 5 clients of at least 9 each"),
         (lambda d: partition.quantity(d, 5, alpha=-1.0), "alpha must be a positive number, got -1"),
         (lambda d: partition.quantity(d, 5, alpha=1.0, minimum=-1), "minimum must be at least 0, got -1"),
-        (
-            lambda d: partition.shards(d, 10, shards_per_client=5),
-            "shards_per_client must lie between 1 and 4",
-        ),
+        (lambda d: partition.shards(d, 10, shards_per_client=5), "shards_per_client must lie between 1 and 4"),
         (lambda d: partition.one_label(d, 9), "each of the 10 labels in toy, got 9 clients"),
         (lambda d: partition.sc_dir(d, 5, clusters=6), "clusters must lie between 1 and 5 for the 10 labels"),
         (lambda d: partition.pachinko(d, 5, beta=0), "beta must be a positive number, got 0"),
@@ -298,9 +286,9 @@ def test_partitions_by_label_need_labels(name, y):
         PARTITIONERS[name](data, 10, 0)
 
 
-def test_a_hundred_thousand_clients_take_less_than_two_seconds():
-    data = Dataset(torch.zeros(300_000, 1), torch.zeros(300_000, dtype=torch.int64))
-    for divide in (lambda: partition.iid(data, 100_000), lambda: partition.quantity(data, 100_000, alpha=0.1)):
+def test_ten_thousand_clients_take_less_than_a_second():
+    data = Dataset(torch.zeros(30_000, 1), torch.zeros(30_000, dtype=torch.int64))
+    for divide in (lambda: partition.iid(data, 10_000), lambda: partition.quantity(data, 10_000, alpha=0.1)):
         start = time.perf_counter()
         divide()
-        assert time.perf_counter() - start < 2
+        assert time.perf_counter() - start < 1

@@ -1,8 +1,7 @@
-"""A site's own data: what is read, how it is encoded, and the sentence for everything else."""
+"""A site's local data: reading, encoding, and refusals."""
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -121,48 +120,28 @@ def test_a_share_is_held_out_the_same_at_every_start(tmp_path: Path) -> None:
     assert not torch.equal(one.test.x, other.test.x)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": ("well", "hill")}, "'ill' is no class of this federation; did you mean 'hill'?"),
+        ({"target": "outcome"}, "has no column 'outcome'"),
+        ({"features": ["weight", "dose"]}, "a.csv has other columns than the federation's; they differ in age, weight"),
+        ({"scaling": {"age": {"centre": 0, "spread": 1}}}, "line for each feature and no others; they differ in dose"),
+        ({"mean": [0.5]}, "mean and std are for images"),
+        ({"classes": ()}, "targets must be numbers unless there are classes"),
+        ({"holdout": 1.0}, "must lie between 0 and 1, got 1.0"),
+    ],
+)
+def test_settings_that_do_not_fit_a_table_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    assert message in refused(write(tmp_path / "a.csv", TABLE), **{"classes": CLASSES} | settings)
+
+
 def test_mistakes_in_tables_are_named_with_line_and_column(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", TABLE)
-    gap = write(tmp_path / "gap.csv", "age,dose,target\n40,1,well\n60,,ill\n")
-    assert "gap.csv, line 3: column 'dose' is empty: fill it in" in refused(gap, classes=CLASSES)
-    assert "'ill' is no class of this federation; did you mean 'hill'?" in refused(path, classes=("well", "hill"))
-    assert "has no column 'outcome'" in refused(path, classes=CLASSES, target="outcome")
-    assert "a.csv has other columns than the federation's; they differ in age, weight" in refused(
-        path, classes=CLASSES, features=["weight", "dose"]
-    )
-    assert "site.scaling must have a line for each feature and no others; they differ in dose" in refused(
-        path, classes=CLASSES, scaling={"age": {"centre": 0, "spread": 1}}
-    )
-    assert "mean and std are for images" in refused(path, classes=CLASSES, mean=[0.5])
-    assert "targets must be numbers unless there are classes" in refused(path)
-    nan = write(tmp_path / "nan.csv", "x,target\n1,nan\n")
-    assert "there are targets that are not finite" in refused(nan)
-    assert "must lie between 0 and 1, got 1.0" in refused(path, classes=CLASSES, holdout=1.0)
-    (tmp_path / "only").mkdir()
-    write(tmp_path / "only" / "test.csv", TABLE)
-    assert "has test rows, but no CSV file to train on" in refused(tmp_path / "only", classes=CLASSES)
-
-
-HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
-
-
-def hospital(name: str) -> list[str]:
-    """The rows of a real hospital."""
-    text = resources.files("consilience.data").joinpath("heart", f"processed.{name}.data").read_text(encoding="ascii")
-    return text.split()
-
-
-def test_a_real_hospitals_rows_are_read_once_gaps_are_resolved(tmp_path: Path) -> None:
-    rows = hospital("cleveland")
-    raw = write(tmp_path / "raw.csv", "\n".join([HEAD, *rows]))
-    settings = {"classes": ("0", "1", "2", "3", "4"), "target": "num", "features": HEAD.split(",")[:-1]}
-    first = next(number for number, row in enumerate(rows, start=2) if "?" in row)
-    assert f"raw.csv, line {first}: column 'thal' is missing ('?'): fill it in" in refused(raw, **settings)
-    whole = [row for row in rows if "?" not in row]
-    data = read_site(write(tmp_path / "whole.csv", "\n".join([HEAD, *whole])), **settings)
-    assert len(data) == len(whole) == 297
-    assert data.y.tolist() == [int(row.rpartition(",")[2]) for row in whole]
-    torch.testing.assert_close(data.x.mean(0), torch.zeros(13), atol=1e-5, rtol=0)
+    gap = write(tmp_path / "gap.csv", "age,dose,target\n40,1,well\n60,?,ill\n")
+    assert "gap.csv, line 3: column 'dose' is missing ('?'): fill it in" in refused(gap, classes=CLASSES)
+    assert "there are targets that are not finite" in refused(write(tmp_path / "nan.csv", "x,target\n1,nan\n"))
+    only = write(tmp_path / "only" / "test.csv", TABLE).parent
+    assert "has test rows, but no CSV file to train on" in refused(only, classes=CLASSES)
 
 
 # Images
@@ -244,24 +223,28 @@ def test_arrays_may_be_images_tokens_real_targets_and_bring_a_test_part(tmp_path
     assert (tokens.x.dtype, tokens.y.dtype, tokens.y.tolist()) == (torch.int64, torch.uint8, [[1, 1]])
 
 
-def test_mistakes_in_arrays_are_named(tmp_path: Path) -> None:
-    def of(**arrays: Any) -> str:
-        np.savez(tmp_path / "a.npz", **arrays)
-        return refused(tmp_path / "a.npz", classes=CLASSES)
+NONE = np.zeros(2, np.int64)
 
-    x = np.zeros((2, 3))
-    assert "has no array 'y'; it has x" in of(x=x)
-    assert "y lies in 0..2, but there are 2 classes, 0..1" in of(x=x, y=np.array([0, 2]))
-    assert "y must be [N] class names or whole numbers" in of(x=x, y=np.zeros(2))
-    assert "x has 2 rows but y has 1" in of(x=x, y=np.zeros(1, np.int64))
-    assert "one of x_test and y_test" in of(x=x, y=np.zeros(2, np.int64), x_test=x)
-    assert "test examples have another shape" in of(
-        x=x, y=np.zeros(2, np.int64), x_test=x[:, :1], y_test=np.zeros(2, np.int64)
-    )
-    assert "not finite" in of(x=np.full((2, 3), np.nan), y=np.zeros(2, np.int64))
-    assert "cannot be read" in of(x=np.array([object()]), y=np.zeros(1, np.int64))
-    assert "cannot be read" in refused(write(tmp_path / "b.npz", "no arrays"), classes=CLASSES)
-    assert "cannot be read" in refused(write(tmp_path / "b.safetensors", "no arrays"), classes=CLASSES)
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"y": None}, "has no array 'y'; it has x"),
+        ({"y": np.array([0, 2])}, "y lies in 0..2, but there are 2 classes, 0..1"),
+        ({"y": np.zeros(2)}, "y must be [N] class names or whole numbers"),
+        ({"y": NONE[:1]}, "x has 2 rows but y has 1"),
+        ({"x_test": np.zeros((2, 3))}, "one of x_test and y_test"),
+        ({"x_test": np.zeros((2, 1)), "y_test": NONE}, "test examples have another shape"),
+        ({"x": np.full((2, 3), np.nan)}, "not finite"),
+        ({"x": np.array([object()])}, "cannot be read"),
+    ],
+)
+def test_mistakes_in_arrays_are_named(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    given = {"x": np.zeros((2, 3)), "y": NONE} | arrays
+    np.savez(tmp_path / "a.npz", **{name: array for name, array in given.items() if array is not None})
+    assert message in refused(tmp_path / "a.npz", classes=CLASSES)
+    for broken in ("b.npz", "b.safetensors"):
+        assert "cannot be read" in refused(write(tmp_path / broken, "no arrays"), classes=CLASSES)
 
 
 def test_what_is_not_there_or_is_something_else_is_named(tmp_path: Path) -> None:
