@@ -93,7 +93,7 @@ class LoadedConfig(Loaded):
         return engine
 
     def setting(self, seed: int | None = None) -> Setting:
-        """Data, partition and model for a seed, of the partition, the split and the initial weights. With
+        """Data, partition and model. The seed decides the partition, the split and the initial weights. With
         `run.holdout`, the test data are a share of each client's data, in place of the data's own test set."""
         run, data = self.config.run, self._data()
         seed = run.seed if seed is None else seed

@@ -62,6 +62,7 @@ def test_a_run_shows_all_its_sections(tmp_path: Path) -> None:
     assert not re.search(r"20\d\d-\d\d-\d\d", page)
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_comparison_shows_all_its_sections(tmp_path: Path) -> None:
     comparison = make_comparison(tmp_path)
     write_report(bare_run(comparison / "runs" / "FedEP 1"))
@@ -94,6 +95,7 @@ def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
     check_page(report(tmp_path))
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_comparison_without_its_runs_keeps_its_tables(tmp_path: Path) -> None:
     content = json.loads((make_comparison(tmp_path / "whole") / "comparison.json").read_text())
     (tmp_path / "comparison.json").write_text(json.dumps(content))
