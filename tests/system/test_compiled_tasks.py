@@ -10,13 +10,17 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import consilience as cs
-from consilience.compute.products import use_matmul_convolutions
+from consilience.compute.products import MatmulConv2d, PixelGroupNorm, PixelMean, use_kernels, use_matmul_convolutions
 from consilience.compute.vectorize import Cohorts
 from consilience.core.records import rows
+from consilience.models import resnet18
 from consilience.tasks import fisher
 from consilience.tasks.supervised import Classification
 from support.games import batch_of, game, weights
 from support.problems import EXACT, dropout_mlp, mlp, net, problem
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
 
 
 def penalised(task, theta, batch):
@@ -100,6 +104,21 @@ def test_a_gradient_penalty_with_products_is_one_graph():
     with torch.no_grad():
         found = torch.compile(cohort, backend="aot_eager", fullgraph=True, dynamic=False)(own, x)
     assert_same(found.values(), cohort(own, x).values())
+
+
+def test_a_resnet_of_kernels_is_the_same_resnet():
+    """As in compiled code for a GPU: convolutions that gather, norms and means over pixels; interpreted without one."""
+    pytest.importorskip("triton", reason="Triton comes with torch for GPUs, and with the development tools")
+    torch.manual_seed(0)
+    plain = resnet18((3, 8, 8), 5, width=4).to(DEVICE)
+    mine = use_kernels(use_matmul_convolutions(resnet18((3, 8, 8), 5, width=4).to(DEVICE)))
+    mine.load_state_dict(plain.state_dict())
+    kinds = {type(layer) for layer in mine.modules()}
+    assert {PixelGroupNorm, PixelMean, MatmulConv2d} <= kinds
+    assert not {nn.Conv2d, nn.GroupNorm, nn.AdaptiveAvgPool2d} & kinds
+    x = torch.randn(2, 3, 8, 8, device=DEVICE)
+    tolerance = {"rtol": 0.02, "atol": 0.02} if GPU else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(mine(x), plain(x), **tolerance)
 
 
 COMPILE = """
