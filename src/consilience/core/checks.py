@@ -61,7 +61,7 @@ def convert(name: str, value: Any, hint: Any, strict: bool = False) -> Any:
 
 
 def violation(problems: Sequence[Any], hint: Any, value: Any) -> str:
-    """What pydantic found wrong with a value, as the end of a sentence: "must be at least 1, got 0"."""
+    """The end of an error message from the errors of pydantic: "must be at least 1, got 0"."""
     return f"must be {_expected(problems, hint)}, got {_shown(value)}"
 
 

@@ -161,8 +161,8 @@ class Federation:
         pooled = replace(self, offsets=offsets, names=("pooled",), how=f"{self.how}, pooled")
         if self.steps == 1:
             return pooled
-        rounds, everyone = range(1, self.steps + 1), torch.arange(len(self))
-        sizes = torch.stack([self.part(everyone, round)[1] for round in rounds], dim=1)  # [clients, steps]
+        rounds, clients = range(1, self.steps + 1), torch.arange(len(self))
+        sizes = torch.stack([self.part(clients, round)[1] for round in rounds], dim=1)  # [clients, steps]
         unions = sizes.sum(0)
         if int(unions.max() - unions.min()) > 1:
             return replace(pooled, order=self.order[pooled._shuffle(0, "stream")])
