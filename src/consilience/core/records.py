@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, dataclass_transform
 
 import torch
@@ -51,11 +51,22 @@ def record(cls: type[T]) -> type[T]:
     _fields[cls] = moving, fixed
     register_pytree_node(
         cls,
-        lambda value: ([getattr(value, name) for name in moving], tuple(getattr(value, name) for name in fixed)),
-        lambda children, static: cls(**dict(zip(moving + fixed, (*children, *static), strict=True))),
+        lambda value: ([getattr(value, name) for name in moving], _static(value)),
+        lambda children, static: cls(*children) if static is None else _made(cls, children, static),
         serialized_type_name=name,
     )
     return cls
+
+
+def _static(value: Any) -> tuple[Any, ...] | None:
+    """The values of a record's static fields; None if it has none, as most."""
+    fixed = _fields[type(value)][1]
+    return tuple(getattr(value, name) for name in fixed) if fixed else None
+
+
+def _made(cls: type[T], children: Iterable[Any], static: Iterable[Any]) -> T:
+    moving, fixed = _fields[cls]
+    return cls(**dict(zip(moving + fixed, (*children, *static), strict=True)))
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
@@ -146,12 +157,20 @@ def _children(tree: Tree) -> list[tuple[str, Tree]]:
         return [("value", tree)]
     if isinstance(tree, tuple):
         return [(str(i), child) for i, child in enumerate(tree)]
-    kind = type(tree)
-    if kind in _fields:
-        return [(name, getattr(tree, name)) for name in _fields[kind][0]]
-    raise RecordError(
-        f"a {type(tree).__name__} cannot be part of a record; fields hold tensors, records, tuples of these or None"
-    )
+    return [(name, getattr(tree, name)) for name in _moving(type(tree))]
+
+
+def _moving(kind: type) -> list[str]:
+    """The names of a record's fields that are trees."""
+    if kind not in _fields:
+        raise RecordError(
+            f"a {kind.__name__} cannot be part of a record; fields hold tensors, records, tuples of these or None"
+        )
+    return _fields[kind][0]
+
+
+def _named_static(tree: Tree) -> dict[str, Any]:
+    return {name: getattr(tree, name) for name in _fields[type(tree)][1]}
 
 
 def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -162,15 +181,13 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         return fn(tree, *others)
     if isinstance(tree, tuple):
         return tuple(tree_map(fn, *parts) for parts in zip(tree, *others, strict=True))
-    names = [name for name, _ in _children(tree)]
-    fixed = _static(tree)
-    if any(_static(other) != fixed for other in others):
-        raise RecordError(f"records of type {type(tree).__name__} differ in a static field: {fixed}")
-    return type(tree)(**fixed, **{name: tree_map(fn, *(getattr(t, name) for t in (tree, *others))) for name in names})
-
-
-def _static(tree: Tree) -> dict[str, Any]:
-    return {name: getattr(tree, name) for name in _fields[type(tree)][1]}
+    kind = type(tree)
+    names, static = _moving(kind), _static(tree)
+    if any(_static(other) != static for other in others):
+        raise RecordError(f"records of type {kind.__name__} differ in a static field: {static}")
+    trees = (tree, *others)
+    children = [tree_map(fn, *(getattr(t, name) for t in trees)) for name in names]
+    return kind(*children) if static is None else _made(kind, children, static)
 
 
 def add(a: Tree, b: Tree) -> Tree:
@@ -207,7 +224,8 @@ def _describe(tree: Tree) -> Any:
     if isinstance(tree, tuple):
         return [_describe(child) for _, child in children]
     fields = {name: _describe(child) for name, child in children}
-    return {"type": type_name(type(tree)), "fields": fields, **({"static": fixed} if (fixed := _static(tree)) else {})}
+    structure = {"type": type_name(type(tree)), "fields": fields}
+    return structure | ({"static": static} if (static := _named_static(tree)) else {})
 
 
 def blueprint(tree: Tree) -> dict[str, Any]:
@@ -295,5 +313,5 @@ def _name(tree: Tree) -> str:
     if tree is None or isinstance(tree, Tensor):
         return "None" if tree is None else "Tensor"
     inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in _children(tree)}
-    inner |= {} if isinstance(tree, tuple) else {name: f"={value!r}" for name, value in _static(tree).items()}
+    inner |= {} if isinstance(tree, tuple) else {name: f"={value!r}" for name, value in _named_static(tree).items()}
     return f"{type(tree).__name__}({', '.join(name + what for name, what in inner.items())})"
