@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +21,7 @@ import consilience as cs
 from consilience.core.records import leaves
 
 BIN = Path(sys.executable).parent
+PATIENCE = 90.0  # seconds; only a failure takes as long
 
 
 @contextmanager
@@ -32,6 +37,43 @@ def started(*command: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def forked(work: Callable[..., Any], *args: Any) -> Iterator[BaseProcess]:
+    """A process that does `work`, without the seconds that a new Python takes to import torch."""
+
+    def child() -> None:
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
+        work(*args)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def ended(process: BaseProcess) -> int | None:
+    """The exit code of a forked process."""
+    process.join(PATIENCE)
+    return process.exitcode
+
+
+def until(true: Callable[[], bool], alive: Callable[[], bool] = lambda: True) -> None:
+    """Wait for something, as long as the process that is to bring it about is alive."""
+    last = time.monotonic() + PATIENCE
+    while not true():
+        assert alive()
+        assert time.monotonic() < last
+        time.sleep(0.001)
+
+
+def rounds_done(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def end(out: Path, rounds: int) -> dict[str, Tensor]:
