@@ -13,7 +13,7 @@ from torch.nn import functional
 from consilience.core.beliefs import Belief, draws
 from consilience.data.dataset import Dataset
 from consilience.figures.pictures import photo
-from consilience.metrics.generative import pixels
+from consilience.metrics.judge import pixels
 from consilience.tasks.adversarial import Adversarial
 
 MAX_IMAGES, ACROSS = 64, 8

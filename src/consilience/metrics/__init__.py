@@ -1,20 +1,13 @@
-"""How good are predictions, and how honest: scores, calibration, detection; judges of generated samples; and what
-tables need to know of them."""
+"""Metrics of predictions (scores, calibration, detection), judges of generated samples, and summaries for tables."""
 
 from consilience.metrics.calibration import Reliability, reliability
+from consilience.metrics.classified import Classified, frechet
 from consilience.metrics.detection import auroc
-from consilience.metrics.generative import (
-    Classified,
-    InceptionDistance,
-    Judge,
-    Modes,
-    PrecisionRecall,
-    density_mse,
-    frechet,
-    mixture_density,
-    pixels,
-)
+from consilience.metrics.fid import InceptionDistance
 from consilience.metrics.inception_v3 import inception
+from consilience.metrics.judge import Judge, pixels
+from consilience.metrics.modes import Modes, density_mse, mixture_density
+from consilience.metrics.precision_recall import PrecisionRecall
 from consilience.metrics.scores import classification, entropy, multilabel, regression
 from consilience.metrics.summary import MARGINAL, best, direction, rounds_to, running_means, spread
 

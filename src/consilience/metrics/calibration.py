@@ -1,4 +1,4 @@
-"""Calibration: of the predictions made with confidence 0.8, are eight in ten right?"""
+"""Calibration: accuracy against confidence, in bins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.core.errors import DataError
 class Reliability:
     """Top-label predictions in bins of equal width, bin b holding edges[b] ≤ confidence < edges[b + 1].
 
-    `confidence` and `accuracy` are means over a bin, 0 where `count` is 0. Plain lists, so that it is JSON.
+    `confidence` and `accuracy` are means over a bin, 0 where `count` is 0. Plain lists can be written as JSON.
     """
 
     edges: list[float]
@@ -45,7 +45,7 @@ class Reliability:
 def reliability(probs: Tensor, y: Tensor, bins: int = 15) -> Reliability:
     """Bin the top-label predictions of `probs` [N, C] by confidence; a confidence of 1 is in the last bin."""
     top, label = probs.max(dim=1)
-    # On the host: a weighted bincount on a GPU adds in no fixed order.
+    # On the CPU: a weighted bincount on a GPU adds in no fixed order.
     confidence, right = top.cpu().double(), (label == y).cpu().double()
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     index = torch.bucketize(confidence, edges[1:-1].contiguous(), right=True)

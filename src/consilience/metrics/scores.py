@@ -24,7 +24,7 @@ def classification(probs: Tensor, y: Tensor) -> dict[str, float]:
     _check_not_empty(y)
     if not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
         raise DataError(f"labels must lie in 0..{probs.shape[1] - 1}, found {int(y.min())}..{int(y.max())}")
-    probs = _at_least_float32(probs)
+    probs = at_least_float32(probs)
     true = probs.gather(1, y[:, None]).squeeze(1)
     # Σ_c (p_c − 1[y = c])² = Σ_c p_c² − 2 p_y + 1 would cancel near 0, so subtract first.
     error = probs.scatter_add(1, y[:, None], -torch.ones_like(true)[:, None])
@@ -38,7 +38,7 @@ def classification(probs: Tensor, y: Tensor) -> dict[str, float]:
 
 def entropy(probs: Tensor) -> Tensor:
     """−Σ_c p_c log p_c of every row, in nats; the classes are the last axis."""
-    terms: Tensor = torch.special.entr(_at_least_float32(probs))
+    terms: Tensor = torch.special.entr(at_least_float32(probs))
     return terms.sum(dim=-1)
 
 
@@ -51,7 +51,7 @@ def regression(mean: Tensor, y: Tensor, variance: Tensor | None = None) -> dict[
         # [N, 1] against [N] would broadcast to [N, N] and give a plausible number.
         raise DataError(f"predictions and targets differ in shape: {list(mean.shape)} and {list(y.shape)}")
     _check_not_empty(y)
-    mean, y = _at_least_float32(mean), _at_least_float32(y)
+    mean, y = at_least_float32(mean), at_least_float32(y)
     error = (y - mean).flatten(1) if y.dim() > 1 else (y - mean)[:, None]
     target = y.reshape(error.shape)
     varies = (target != target[0]).any(dim=0)
@@ -65,7 +65,7 @@ def regression(mean: Tensor, y: Tensor, variance: Tensor | None = None) -> dict[
     }
     if variance is not None:
         # A variance of 0 is a claim of certainty: finite, so that it can be written and averaged.
-        spread = _at_least_float32(variance).expand_as(mean).reshape(error.shape).clamp(min=1e-12)
+        spread = at_least_float32(variance).expand_as(mean).reshape(error.shape).clamp(min=1e-12)
         scores["nll"] = 0.5 * ((2 * math.pi * spread).log() + error.square() / spread).mean().item()
     return scores
 
@@ -78,7 +78,7 @@ def multilabel(probs: Tensor, y: Tensor) -> dict[str, float]:
     if probs.dim() != 2 or probs.shape != y.shape:
         raise DataError(f"probabilities and labels must be [N, L], got {list(probs.shape)} and {list(y.shape)}")
     _check_not_empty(y)
-    probs, truth = _at_least_float32(probs), y > 0.5
+    probs, truth = at_least_float32(probs), y > 0.5
     chosen = probs > 0.5
     hits, predicted, actual = (flags.sum(dim=0).double() for flags in (chosen & truth, chosen, truth))
     likelihood = torch.where(truth, probs, 1 - probs)
@@ -96,7 +96,7 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return part / whole.clamp(min=1)
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """Half precision and integers as float32; float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 

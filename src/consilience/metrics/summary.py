@@ -1,4 +1,4 @@
-"""What tables need to know about a metric: its mean and spread over seeds, and which way is better."""
+"""Summaries of a metric for tables: mean and standard deviation over seeds, and the better direction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from consilience.core.errors import DataError
 
-MARGINAL = " (marginal)"  # ends the names of scores of the posterior average
+MARGINAL = " (marginal)"  # suffix of scores of the posterior average
 _UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "ap"}
 _UP |= {"modes", "classes", "good_share", "classifier_score"}
 _DOWN = {"loss", "nll", "ece", "brier", "mse", "rmse", "mae", "error", "wer", "cer", "fid", "perplexity"}
@@ -16,15 +16,15 @@ _DOWN |= {"classifier_distance"}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (n − 1); one value has no spread, so None."""
+    """Mean and sample standard deviation (n − 1), None for one value."""
     if not values:
         raise DataError("there are no values to average")
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def running_means(curve: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
-    """(round, mean over the values of the last `window` rounds) wherever a curve of (round, value) has a value and
-    reaches back so far; curves are often measured at some rounds only."""
+    """(round, mean over the values of the last `window` rounds) for each (round, value) of a curve from round `window`
+    on. Curves may have values at some rounds only."""
     return [
         (end, statistics.fmean(value for at, value in curve if end - window < at <= end))
         for end, _ in curve

@@ -1,4 +1,4 @@
-"""A small zoo: networks that federate as they are (no BatchNorm), sized by the data they are given."""
+"""Networks without BatchNorm, sized by the shape of the data."""
 
 from consilience.compute.layers import freeze_batchnorm, replace_batchnorm
 from consilience.models.gan import (

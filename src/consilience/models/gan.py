@@ -1,7 +1,7 @@
 """Generators and discriminators for GANs, with LayerNorm and GroupNorm: BatchNorm's statistics do not federate.
 
-The first child of a generator and the last child of a discriminator are linear: what each of several samples from a
-posterior has of its own. All other layers are shared by the samples.
+The first child of a generator and the last child of a discriminator are linear. Several posterior samples share all
+other layers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from consilience.core.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """What a config's model is where the task is adversarial: the generator takes noise [B, latent] to examples, the
-    discriminator examples to one number each (`Adversarial`)."""
+    """The networks of an `Adversarial` task: the generator takes noise [B, latent] to examples, the discriminator
+    examples to one number each."""
 
     generator: nn.Sequential
     discriminator: nn.Sequential
@@ -48,8 +48,8 @@ def mlp_generator(latent: int, outputs: Sequence[int], hidden: Sequence[int] = (
 
 
 def mlp_discriminator(inputs: Sequence[int], hidden: Sequence[int] = (32, 32)) -> nn.Sequential:
-    """Examples [B, *inputs] to scores [B, 1]: linear layers with LeakyReLU(0.2) between. There is no LayerNorm, which
-    forgets how far a point is from the origin: with it WGAN-GP did not find four Gaussians in the plane."""
+    """Examples [B, *inputs] to scores [B, 1]: linear layers with LeakyReLU(0.2) between. There is no LayerNorm,
+    which removes the distance from the origin: with it WGAN-GP did not find four Gaussians in the plane."""
     widths = [math.prod(inputs), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):

@@ -1,4 +1,4 @@
-"""LeNet-5 as it is built today."""
+"""LeNet-5 in its modern form."""
 
 from __future__ import annotations
 

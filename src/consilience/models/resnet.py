@@ -10,7 +10,7 @@ from consilience.core.errors import ConfigError
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions and a way around them (He et al., 2016)."""
+    """Two 3×3 convolutions with a skip connection (He et al., 2016)."""
 
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -22,13 +22,12 @@ class Block(nn.Module):
             nn.GroupNorm(groups, after),
         )
         self.relu = nn.ReLU()
-        self.around: nn.Module = nn.Identity()
+        self.skip: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.around = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
+            self.skip = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(f(x) + x)."""
-        return self.relu(self.layers(x) + self.around(x))  # type: ignore[no-any-return]
+        return self.relu(self.layers(x) + self.skip(x))  # type: ignore[no-any-return]
 
 
 def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
@@ -48,25 +47,24 @@ def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int =
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
 
 
-class Around(nn.Module):
-    """x + f(x), with nothing after the sum."""
+class Residual(nn.Module):
+    """x + f(x)."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x + f(x)."""
         return x + self.layers(x)  # type: ignore[no-any-return]
 
 
 def resnet9(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
     """ResNet-9 for images of 32 to 96 pixels: the small, fast residual network of DAWNBench (Page, 2018).
 
-    Eight 3×3 convolutions of `width` to 8 · `width` channels, three poolings, two ways around, one linear layer. The
-    original has BatchNorm, whose statistics do not federate: here it is GroupNorm, as in `resnet18`. The last pooling
-    takes the maximum over the whole image, which at 32 pixels is the original's 4×4; the linear layer has a bias
-    instead of a fixed factor of 1/8.
+    Eight 3×3 convolutions of `width` to 8 · `width` channels, three poolings, two skip connections, one linear layer.
+    In place of the original's BatchNorm, whose statistics do not federate, it has GroupNorm, as `resnet18`. The last
+    pooling takes the maximum over the whole image, which at 32 pixels is the original's 4×4. The linear layer has a
+    bias instead of a fixed factor of 1/8.
     """
     if len(inputs) != 3:
         raise ConfigError(f"resnet9 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
@@ -80,12 +78,12 @@ def resnet9(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 
         *conv(inputs[0], width),
         *conv(width, 2 * width),
         nn.MaxPool2d(2),
-        Around(*conv(2 * width, 2 * width), *conv(2 * width, 2 * width)),
+        Residual(*conv(2 * width, 2 * width), *conv(2 * width, 2 * width)),
         *conv(2 * width, 4 * width),
         nn.MaxPool2d(2),
         *conv(4 * width, 8 * width),
         nn.MaxPool2d(2),
-        Around(*conv(8 * width, 8 * width), *conv(8 * width, 8 * width)),
+        Residual(*conv(8 * width, 8 * width), *conv(8 * width, 8 * width)),
         nn.AdaptiveMaxPool2d(1),
         nn.Flatten(),
         nn.Linear(8 * width, outputs),

@@ -27,7 +27,6 @@ class Frequencies(nn.Module):
         self.register_buffer("one", torch.ones(()), persistent=False)  # follows the task's dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Adding up ones is exact, so the order in which a GPU does it does not matter."""
         ids = ids.long()
         tokens = (ids != PADDING).to(self.one.dtype)
         ids = ids.masked_fill(ids >= FIRST + self.vocabulary, UNKNOWN)

@@ -19,7 +19,7 @@ from consilience.core import keys
 from consilience.core.errors import DataError, TaskError
 from consilience.data.batch import Batch
 from consilience.data.dataset import Dataset
-from consilience.metrics.generative import Judge, PrecisionRecall
+from consilience.metrics import Judge, PrecisionRecall
 from consilience.tasks.layout import MAIN
 from consilience.tasks.multihead import Generators, Heads
 from consilience.tasks.objectives import Objective, Wasserstein

@@ -191,7 +191,7 @@ def test_distances_are_between_features_and_half_precision_will_do() -> None:
     [
         (torch.zeros(0, 2), torch.zeros(3, 2), "no samples"),
         (torch.zeros(3, 2), torch.zeros(0, 2), "no examples"),
-        (torch.zeros(3, 2), torch.zeros(3, 4), "2 coordinates.* has 4"),
+        (torch.zeros(3, 2), torch.zeros(3, 4), "2 coordinates.* have 4"),
     ],
 )
 def test_what_cannot_be_compared_gets_a_sentence(samples: Tensor, real: Tensor, message: str) -> None:
@@ -467,7 +467,7 @@ def test_images_that_cannot_be_judged_get_a_sentence() -> None:
         judge(torch.zeros(4, 1, 6, 6), replace(real, scale=None, shift=None))
     with pytest.raises(DataError, match=r"got \[5, 2, 6, 6\]"):
         judge(torch.zeros(4, 2, 6, 6), pictures(5, channels=2))
-    with pytest.raises(DataError, match="got 1 made and 5 real"):
+    with pytest.raises(DataError, match="got 1 generated and 5 real"):
         judge(torch.zeros(1, 1, 6, 6), real)
     with pytest.raises(DataError, match="got 4 made and 1 real"):
         replace(judge, count=1)(torch.zeros(4, 1, 6, 6), real)

@@ -8,16 +8,12 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import consilience as cs
-from consilience.core.errors import ConfigError
 from consilience.inference import sigmoid_moments
 from consilience.models.npn import FLOOR, NPN, GaussianLinear, ReLU, Sigmoid, Tanh, npn
 
-HOWS = ("powers", "derivative")
 ACTIVATIONS = {
     "sigmoid": (Sigmoid(), torch.sigmoid),
-    "sigmoid, derivative": (Sigmoid("derivative"), torch.sigmoid),
     "tanh": (Tanh(), torch.tanh),
-    "tanh, derivative": (Tanh("derivative"), torch.tanh),
     "relu": (ReLU(), torch.relu),
 }
 activations = pytest.mark.parametrize(("layer", "plain"), ACTIVATIONS.values(), ids=ACTIVATIONS)
@@ -44,25 +40,6 @@ def integrated(plain, mean, var):
 
 
 # Linear
-
-
-@pytest.mark.parametrize("variance", [False, True])
-def test_a_linear_layer_has_the_moments_of_its_draws(variance):
-    layer = GaussianLinear(3, 2, variance).double().requires_grad_(False)
-    if variance:
-        nn.init.constant_(layer.weight_rho, -1.0)
-        nn.init.constant_(layer.bias_rho, 0.5)
-    mean, var = noise(3), noise(3, seed=1).exp()
-    count = 400_000
-    x = mean + var.sqrt() * noise(count, 3, seed=2)
-    weight, bias = layer.weight.expand(count, -1, -1), layer.bias.expand(count, -1)
-    if variance:
-        weight = weight + nn.functional.softplus(layer.weight_rho).sqrt() * noise(count, 2, 3, seed=3)
-        bias = bias + nn.functional.softplus(layer.bias_rho).sqrt() * noise(count, 2, seed=4)
-    y = (weight @ x.unsqueeze(-1)).squeeze(-1) + bias
-    found = layer(mean, var)
-    torch.testing.assert_close(found[0], y.mean(0), rtol=0, atol=5 * float(y.std()) / count**0.5)
-    torch.testing.assert_close(found[1], y.var(0), rtol=0.015, atol=0)
 
 
 def test_a_linear_layer_is_exact_for_independent_inputs():
@@ -101,29 +78,12 @@ def test_relu_is_exact(mean, var):
     torch.testing.assert_close(found[1], (integral(2) - centre.square()).clamp_min(FLOOR), rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("kind", "how", "mean_bound", "var_bound"),
-    [
-        (Sigmoid, "powers", 0.014, 0.03),
-        (Sigmoid, "derivative", 0.014, 0.015),
-        (Tanh, "powers", 0.04, 0.12),
-        (Tanh, "derivative", 0.04, 0.06),
-    ],
-)
-def test_sigmoid_and_tanh_are_near_the_integral(kind, how, mean_bound, var_bound):
+@pytest.mark.parametrize(("kind", "bounds"), [(Sigmoid, (0.014, 0.03)), (Tanh, (0.04, 0.12))])
+def test_sigmoid_and_tanh_are_near_the_integral(kind, bounds):
     mean, var = grid()
     plain = torch.sigmoid if kind is Sigmoid else torch.tanh
-    for got, wanted, bound in zip(
-        kind(how)(mean, var), integrated(plain, mean, var), (mean_bound, var_bound), strict=True
-    ):
+    for got, wanted, bound in zip(kind()(mean, var), integrated(plain, mean, var), bounds, strict=True):
         assert (got - wanted).abs().max() < bound
-
-
-def test_the_derivative_is_the_nearer_variance():
-    mean, var = grid()
-    wanted = integrated(torch.sigmoid, mean, var)[1]
-    powers, derivative = ((Sigmoid(how)(mean, var)[1] - wanted).abs() for how in HOWS)
-    assert derivative.median() < powers.median() / 10
 
 
 @activations
@@ -132,12 +92,6 @@ def test_without_variance_an_activation_is_the_plain_function(layer, plain):
     mean, var = layer(x, torch.zeros_like(x))
     torch.testing.assert_close(mean, plain(x), rtol=1e-5, atol=1e-6)
     assert var.min() >= FLOOR
-
-
-@pytest.mark.parametrize("layer", [Sigmoid("derivative"), Tanh("derivative"), ReLU()])
-def test_without_variance_none_comes_out(layer):
-    x = torch.linspace(-6, 6, 101)
-    torch.testing.assert_close(layer(x, torch.zeros_like(x))[1], torch.full_like(x, FLOOR), rtol=0, atol=4 * FLOOR)
 
 
 @activations
@@ -151,8 +105,8 @@ def test_ends_of_float32_are_finite_with_gradients(layer, plain):
     assert spread.isfinite().all()
     assert (spread >= FLOOR).all()
     for value in (out, spread):
-        for slope in torch.autograd.grad(value.sum(), inputs, retain_graph=True):
-            assert slope.isfinite().all()
+        for gradient in torch.autograd.grad(value.sum(), inputs, retain_graph=True):
+            assert gradient.isfinite().all()
 
 
 def test_relu_keeps_its_digits_in_the_tails_in_float32():
@@ -162,7 +116,7 @@ def test_relu_keeps_its_digits_in_the_tails_in_float32():
         torch.testing.assert_close(got.double(), wanted, rtol=5e-4, atol=1e-7)
 
 
-def test_relu_at_a_mean_of_zero_has_the_slope_one_half():
+def test_relu_at_a_mean_of_zero_has_the_gradient_one_half():
     mean, var = torch.zeros((), requires_grad=True), torch.ones(())
     out, spread = ReLU()(mean, var)
     assert float(torch.autograd.grad(out, mean, retain_graph=True)[0]) == pytest.approx(0.5)
@@ -174,11 +128,6 @@ def test_relu_at_a_mean_of_zero_has_the_slope_one_half():
 def test_gradients_are_those_of_finite_differences(layer, plain):
     mean, var = noise(6).requires_grad_(), noise(6, seed=1).exp().requires_grad_()
     assert torch.autograd.gradcheck(layer, (mean, var))
-
-
-def test_an_unknown_way_is_refused():
-    with pytest.raises(ConfigError, match="how='power' is not known"):
-        Sigmoid("power")
 
 
 # Networks
@@ -194,11 +143,11 @@ def test_a_network_of_independent_units_has_the_moments_of_its_draws(layer, plai
         first.bias.zero_()
         last.weight.copy_(noise(5, 6, seed=4))
         mean, var = noise(6), 0.3 * noise(6, seed=1).exp()
-        x = mean + var.sqrt() * noise(200_000, 6, seed=2)
+        x = mean + var.sqrt() * noise(50_000, 6, seed=2)
         y = plain(x @ first.weight.T) @ last.weight.T + last.bias
         found = network(mean, var)
     if isinstance(layer, ReLU):
-        torch.testing.assert_close(found, (y.mean(0), y.var(0)), rtol=0.02, atol=0.01)
+        torch.testing.assert_close(found, (y.mean(0), y.var(0)), rtol=0.04, atol=0.02)
         return
     assert (found[0] - y.mean(0)).abs().max() < 0.04
     # Errors of the hidden units' variances: at most 0.03 for a sigmoid, and four times that for tanh.
@@ -211,13 +160,11 @@ def test_the_network_of_fednp_has_two_linear_layers_and_a_sigmoid_between():
     assert isinstance(network, NPN)
     assert [type(layer) for layer in network.layers] == [GaussianLinear, Sigmoid, GaussianLinear]
     assert sum(p.numel() for p in network.parameters()) == 10 * 4 + 4 + 4 * 30 + 30
-    assert sum(p.numel() for p in npn(10, 4, 30, variance=True).parameters()) == 2 * (10 * 4 + 4 + 4 * 30 + 30)
 
 
-@pytest.mark.parametrize("variance", [False, True])
 @activations
-def test_a_cohort_of_networks_is_its_clients_one_by_one(layer, plain, variance):
-    network = npn(3, 4, 5, layer, variance).double()
+def test_a_cohort_of_networks_is_its_clients_one_by_one(layer, plain):
+    network = npn(3, 4, 5, layer).double()
     weights = {name: p.detach() + 0.1 * noise(2, *p.shape) for name, p in network.named_parameters()}
     mean, var = noise(2, 3), noise(2, 3, seed=1).exp()
 
@@ -254,22 +201,3 @@ def test_as_a_part_of_a_task_a_cohort_is_its_clients_one_by_one(layer, plain):
         alone = task.gradient(predicted)(*(part[k : k + 1] for part in case))
         for got, wanted in zip(together, alone, strict=True):
             torch.testing.assert_close(got[k : k + 1], wanted, rtol=1e-4, atol=1e-6)
-
-
-class Each(nn.Module):
-    """Every activation on its share of the coordinates, so that the compiler is asked once."""
-
-    def forward(self, mean, var):
-        parts = zip(
-            mean.chunk(len(ACTIVATIONS), -1), var.chunk(len(ACTIVATIONS), -1), ACTIVATIONS.values(), strict=True
-        )
-        return tuple(map(torch.cat, zip(*(layer(m, v) for m, v, (layer, _) in parts), strict=True)))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
-def test_compiled_it_is_the_same():
-    task, case = cohort(Each(), hidden=3 * len(ACTIVATIONS))
-    compiled = task.prepare(compile=True, chunk=3)
-    for got, wanted in zip(compiled.gradient(predicted)(*case), task.gradient(predicted)(*case), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
