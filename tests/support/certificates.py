@@ -37,7 +37,7 @@ def _private(key, form):
 
 
 def make(folder: Path, sites) -> tuple[list[str], dict[str, list[str]], dict[str, Path]]:
-    """(the link's options, each node's options, each node's public key)."""
+    """(options of the SuperLink, options of each SuperNode, public key of each site)."""
     folder.mkdir(parents=True)
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])

@@ -93,8 +93,7 @@ def config_table(app):
 
 @contextmanager
 def own_files_forgotten():
-    """Yields a function that forgets users' files and the records in them, as a new process would; calls it at the
-    end."""
+    """Yields a function that forgets users' files and the records in them, as a new process would."""
     known, loaded = dict(records._types), set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
 
@@ -104,5 +103,6 @@ def own_files_forgotten():
                 if name.startswith("consilience_user_") or name.partition(".")[0].endswith("_app"):
                     del sys.modules[name]
 
+        forget()  # later types go to a copy, which the end of the context drops
         yield forget
         forget()

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,23 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import consilience as cs
-from consilience.core.records import Tree, pack, unpack
+from consilience.core.records import Tree, leaves, pack, unpack
 from consilience.flower import Participation, client_app
 from consilience.flower import app as flower_app
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import NO_STATE, SiteInfo, Token, TrainReply, TrainRequest, decode, encode
 from consilience.flower.registry import Registry
 from consilience.flower.storage import ClientStorage
+from support.scenarios import NAMES, blobs, linear
 
+BAD = "Chur"  # the site that misbehaves
+SIZES = (7, 3, 4, 12, 5)
+PRIOR = 0.7
+TRAIN = cs.SGD(lr=0.05, batch_size=4)
+LAPLACE = cs.inference.Laplace(TRAIN, kappa=1.0, s0=0.05, epochs=1)
+FEDAVG, SCAFFOLD, FEDEP = cs.FedAvg(TRAIN), cs.SCAFFOLD(TRAIN), cs.FedEP(LAPLACE, prior=PRIOR)
+every_method = pytest.mark.parametrize("method", [FEDAVG, FEDEP, SCAFFOLD], ids=lambda method: method.name)
+with_states = pytest.mark.parametrize("method", [FEDEP, SCAFFOLD], ids=lambda method: method.name)
 HEARTBEATS = 60.0  # seconds after which the SuperLink reports that a node is down
 SHORT = {"timeout": 20.0, "patience": 300.0}
 UNAVAILABLE = Error(5, "Error: Node Unavailable")
@@ -274,6 +283,19 @@ class World:
         fault = self.faults.pop((request.round, site), None) or self.always.get(site)
         return answer() if fault is None else fault(Delivery(self, site, request, message, answer))
 
+    @classmethod
+    def linear(cls, method, folder, sizes=SIZES, **options):
+        """A regression with known answers."""
+        task, federation = linear(sizes, NAMES[: len(sizes)])
+        return cls(method, task, federation, folder, **options)
+
+    @classmethod
+    def blobs(cls, method, folder):
+        """A classification with held-out examples."""
+        task, train, test = blobs(clients=4)
+        names = NAMES[:4]
+        return cls(method, task, replace(train, names=names), folder, replace(test, names=names))
+
     def serve(self, rounds, **options):
         """The server's process. It resumes the run in its directory."""
         with pytest.MonkeyPatch.context() as patch:
@@ -312,3 +334,42 @@ class World:
         work = self.files(site).read(token)
         assert work is not None, f"{site} has no {token}, only {self.files(site).tokens()}"
         return work[0].state
+
+
+def assert_same(found, wanted, tolerance=1e-10):
+    for (name, a), (_, b) in zip(leaves(found), leaves(wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def disagreement(world, run):
+    """The distance of the server's state from the states on the clients' disks: of q from p₀ Π q_k, or of c from the
+    mean of all c_k. The server's mirror of every state must equal the state on the disk."""
+    states = [world.state(run, site) for site in world.names]
+    for k, state in enumerate(states):
+        assert_same(run.states.gather(torch.tensor([k])), state)
+    if isinstance(world.method, cs.SCAFFOLD):
+        return float((run.server.c - torch.stack([state.c[0] for state in states]).mean(0)).norm())
+    product = world.method.before(run.server.q.eta)
+    for state in states:
+        product = product * state.factor.product()
+    return float((run.server.q / product).norm / run.server.q.norm)
+
+
+def assert_consistent(world, run, rounds):
+    """The server agrees with the clients' disks, and every round is there once, with at least one client."""
+    if not isinstance(world.method, cs.FedAvg):
+        assert disagreement(world, run) < 1e-9
+    assert [line["round"] for line in run.history] == list(range(1, rounds + 1))
+    assert all(line["clients"] for line in run.history)
+    written = [json.loads(line) for line in (world.out / "metrics.jsonl").read_text().splitlines()]
+    assert written == run.history
+
+
+def rejected(run):
+    """(round, site) of every update that was rejected."""
+    return [(line["round"], entry["client"]) for line in run.history for entry in line["rejected"]]
+
+
+def requested(world, round):
+    """The training requests of a round, as (site, request)."""
+    return [(site, request) for site, request in world.requests if request.round == round]
