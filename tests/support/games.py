@@ -28,7 +28,7 @@ LATENT, FLAT, IMAGE = 2, (2,), (1, 2, 2)
 
 @dataclass
 class Witness:
-    """A judge that remembers what it was shown."""
+    """A judge that keeps the samples that it scores."""
 
     count: int = 40
     seen: list = field(default_factory=list)
@@ -49,7 +49,7 @@ def players(shape=FLAT, dropout=0.0):
 
 
 def game(shape=FLAT, dropout=0.0, **options):
-    """A task of theirs; unless told, with more samples than one of each and a judge that costs nothing."""
+    """An adversarial task, by default with several samples of each network and a cheap judge."""
     options = {"generators": 3, "discriminators": 2, "judges": [Witness()]} | options
     return cs.Adversarial(*players(shape, dropout), latent=LATENT, **options)
 
@@ -93,8 +93,8 @@ def rows_of(*trees):
 
 @dataclass
 class ByHand:
-    """The players as plain modules, which have θ's numbers in its order: the generators' own first layers, what they
-    share, what the discriminators share, and their own last layers; last, heads of the past."""
+    """The networks as plain modules, with the parameters in θ's order: the generators' own first layers, their shared
+    ones, the discriminators' shared layers and own last ones, then heads of the past."""
 
     theta: torch.Tensor
     generators: int = 3
@@ -132,7 +132,7 @@ LOSSES = {  # of a real example's score, of a fake one's, and the generator's
 
 
 def both_gradients(task, hand, batch, past=False):
-    """(L_D, [∂L_D/∂θ_D, ∂L_G/∂θ_G] as one vector in θ's order), each player's by a backward pass of its own."""
+    """(L_D, [∂L_D/∂θ_D, ∂L_G/∂θ_G] as one vector in θ's order), each by its own backward pass."""
     real, fake, generator = LOSSES[type(task.objective)]
     count = int(batch.w.sum())
     x, z = batch.x[:count], task.latents(batch.key, count)

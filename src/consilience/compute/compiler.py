@@ -69,7 +69,7 @@ def tensors(tree: Tree) -> list[Tensor]:
 
 
 def isolated(fn: Any, name: str = "") -> Callable[..., Any]:
-    """The same function with a code object of its own. Dynamo counts recompilations for each code object. At its limit
+    """The same function with its own code object. Dynamo counts recompilations for each code object. At its limit
     it runs a function uncompiled without a warning; graphs of other functions must not count towards that limit."""
     inner = getattr(fn, "__func__", fn)
     code = inner.__code__.replace(co_name=name or f"{inner.__name__}_{id(fn)}")

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Execution:
-    """A device, the type of weights and losses, and what is compiled.
+    """A device, the type of weights and losses, and whether code is compiled.
 
     With `bf16` networks compute in bfloat16, while weights, losses and updates stay in `dtype`. `chunk` is the largest
     cohort, which fixes the compiled sizes.

@@ -40,7 +40,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def check(self, output: Tensor, data: Dataset) -> None:
-        """Raise a DataError if the targets cannot be what this output predicts."""
+        """Raise a DataError if the targets do not fit the output."""
 
 
 class Categorical(Likelihood):

@@ -59,7 +59,7 @@ class Supervised(Task):
             self._probed = True
             if trains_otherwise(copy.deepcopy(self.module).to(self.device, self.dtype), self._evaluated(x)):
                 log.warning(
-                    "%s has a forward of its own for training (F.dropout, or self.training), which is not used: "
+                    "%s computes something else in training (by F.dropout or self.training), which is not used: "
                     "modules run as in evaluation, and nn.Dropout layers drop",
                     type(self.module).__name__,
                 )

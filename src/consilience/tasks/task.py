@@ -1,4 +1,4 @@
-"""Task: what clients learn, as functions of one flat vector, for one client and for cohorts."""
+"""Task: networks and a loss as functions of one flat vector, for one client and for cohorts."""
 
 from __future__ import annotations
 
@@ -98,12 +98,11 @@ class Task(ABC):
         return None
 
     def settings(self) -> dict[str, Any]:
-        """What defines a task beside its kind and its module, as plain data: a run is resumed with the same only."""
+        """Further settings as plain data: a run is resumed with the same only."""
         return {}
 
     @property
     def layout(self) -> Layout:
-        """The parts of the flat vector."""
         return self.networks.layout
 
     @property
@@ -130,11 +129,11 @@ class Task(ABC):
         return self.layout.initial().to(self.device, self.dtype)
 
     def slice(self, part: str = MAIN, parameter: str | None = None) -> slice:
-        """The place of a part, or of one of its parameters, in the flat vector."""
+        """See `Layout.slice`."""
         return self.layout.slice(part, parameter)
 
     def split(self, theta: Tensor) -> dict[str, Tensor]:
-        """The parts of a flat vector by name; see `Layout.split`."""
+        """See `Layout.split`."""
         return self.layout.split(theta)
 
     def release(self, theta: Tensor) -> nn.Module:
@@ -143,17 +142,14 @@ class Task(ABC):
 
     @property
     def execution(self) -> Execution:
-        """Where and how this task computes."""
         return self.networks.execution
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors."""
         return self.networks.execution.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of weights, losses and updates."""
         return self.networks.execution.dtype
 
     def _with(self, networks: Networks) -> Self:

@@ -225,7 +225,7 @@ def test_the_release_has_the_user_s_own_dropout():
 
 
 class Forgetful(nn.Module):
-    """Drops in a way of its own."""
+    """Dropout by a function, not by a layer."""
 
     def __init__(self, rate):
         super().__init__()
@@ -235,22 +235,22 @@ class Forgetful(nn.Module):
         return nn.functional.dropout(self.layer(x), self.rate, training=self.training)
 
 
-def test_a_forward_that_fails_in_training_is_one_of_its_own(caplog):
+def test_a_forward_that_fails_in_training_is_logged(caplog):
     class Detector(Forgetful):
         def forward(self, x):
             return self.layer(x, None) if self.training else self.layer(x)
 
     Classification(Detector(0.0)).check(Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])))
-    assert "Detector has a forward of its own for training" in caplog.text
+    assert "Detector computes something else in training" in caplog.text
 
 
-@pytest.mark.parametrize(("rate", "told"), [(0.1, True), (0.0, False)])
-def test_a_forward_of_its_own_for_training_is_told_once(rate, told, caplog):
+@pytest.mark.parametrize(("rate", "logged"), [(0.1, True), (0.0, False)])
+def test_a_forward_that_differs_in_training_is_logged_once(rate, logged, caplog):
     task, data = Classification(Forgetful(rate)), Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
     before = torch.random.get_rng_state()
     task.check(data)
     task.check(data)
-    assert [record.message.split()[0] for record in caplog.records] == ["Forgetful"] * told
+    assert [record.message.split()[0] for record in caplog.records] == ["Forgetful"] * logged
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -261,7 +261,7 @@ def test_a_forward_of_its_own_for_training_is_told_once(rate, told, caplog):
         nn.Sequential(nn.Unflatten(1, (1, 3)), nn.TransformerEncoderLayer(3, 1, 4, dropout=0.0), nn.Flatten()),
     ],
 )
-def test_dropout_layers_and_fused_kernels_are_no_forward_of_its_own(module, caplog):
+def test_dropout_layers_and_fused_kernels_are_not_logged(module, caplog):
     Classification(module).check(Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])))
     assert not caplog.records
 
