@@ -18,7 +18,7 @@ import torch
 from consilience.evaluation.samples import image_samples
 from consilience.figures.pictures import Pictures, Row, heat
 from consilience.report import write_report
-from support.pages import PAIRED, evaluation, make_comparison, make_run, rewrite
+from support.pages import PAIRED, check_page, evaluation, make_comparison, make_run, rewrite
 
 PHONE = 360
 FLAGS = [
@@ -136,6 +136,7 @@ def test_the_first_column_stays_where_it_is(visit: tuple[Any, str], name: str) -
 
 @NAMES
 def test_nothing_is_loaded_from_elsewhere(pages: dict[str, str], name: str) -> None:
+    check_page(pages[name])
     page = re.sub(r"<a [^>]*>", "", pages[name])  # links in text lead elsewhere
     assert not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
     assert not re.search(r"url\(\s*['\"]?(?:https?:)?//|@import", page)
