@@ -45,7 +45,7 @@ class Printed(EPGAN):
     def name(self) -> str:
         return f"{super().name}, printed"
 
-    def start(self, task: Adversarial, info: Info) -> Server:
+    def start(self, task: Any, info: Info) -> Server:
         server = super().start(task, info)
         return replace(server, sites=self.anchor(task, info.initial) * server.sites)
 

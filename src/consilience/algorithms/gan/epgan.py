@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class EPPlayers(Players):
     def name(self) -> str:
         return "EP-ProbGAN" if self.history else "EP-BGAN"
 
-    def start(self, task: Adversarial, info: Info) -> Server:
+    def start(self, task: Any, info: Info) -> Server:
         averaged = super().start(task, info)
         return Server(averaged.model, averaged.memory, self.flat(task, info.initial))
 
@@ -123,7 +123,7 @@ class EPPlayers(Players):
         return replace(server, sites=server.sites * (new / old))
 
     def fuse(self, server: Server, update: Update) -> Server:
-        averaged = super().fuse(server, update.change)
+        averaged: Server = super().fuse(server, update.change)
         return replace(averaged, sites=server.sites * update.site)
 
     def prior(self, task: Adversarial, server: Server) -> Gaussian:
