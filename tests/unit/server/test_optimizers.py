@@ -21,7 +21,7 @@ def run(optimiser, start, steps):
 
 
 @pytest.mark.parametrize(("lr", "momentum"), [(1.0, 0.0), (0.3, 0.0), (0.3, 0.9)])
-def test_momentum_is_torch_s_sgd_up_the_direction(lr, momentum):
+def test_momentum_is_torchs_sgd_up_the_direction(lr, momentum):
     theta = torch.nn.Parameter(torch.ones(5).double())
     reference = torch.optim.SGD([theta], lr=lr, momentum=momentum)
     for direction in directions():
@@ -55,7 +55,6 @@ def adagrad(v, d):
         (Adam(lr=0.1, beta1=0.8, beta2=0.97, eps=0.01, accumulator=0.5), adam),
         (Yogi(lr=0.1, beta1=0.8, beta2=0.97, eps=0.01, accumulator=0.5), yogi),
         (AdaGrad(lr=0.1, beta1=0.8, eps=0.01, accumulator=0.5), adagrad),
-        (Adam(lr=0.1, beta1=0.8, beta2=0.97, eps=0.01), adam),
     ],
 )
 def test_adaptive_steps_are_those_of_the_formulas(optimiser, second):
@@ -111,20 +110,16 @@ def test_a_step_changes_nothing_in_place():
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (Momentum, {"lr": 0.0}, "lr must be positive, .* got 0.0"),
-        (Momentum, {"momentum": 1.0}, r"momentum in \[0, 1\), got .* 1.0"),
-        (Momentum, {"lr": float("nan")}, "got nan"),
-        (Adam, {"lr": float("nan")}, "lr=nan"),
-        (Momentum, {"lr": float("inf")}, "got inf"),
-        (Yogi, {"lr": float("inf")}, "lr=inf"),
-        (Adam, {"lr": -1.0}, "lr=-1.0"),
-        (Adam, {"eps": 0.0}, "eps=0.0"),
-        (Yogi, {"beta1": 1.0}, "beta1=1.0"),
-        (AdaGrad, {"accumulator": -0.1}, "accumulator=-0.1"),
-        (Adam, {"beta2": 1.0}, r"beta2 must lie in \[0, 1\), got 1.0"),
-        (Yogi, {"beta2": -0.5}, r"beta2 must lie in \[0, 1\), got -0.5"),
+        (Momentum, {"lr": 0.0}, "lr must be above 0, got 0.0"),
+        (Momentum, {"momentum": 1.0}, "momentum must be below 1, got 1.0"),
+        (Adam, {"lr": float("nan")}, "lr must be .*, got nan"),
+        (Yogi, {"lr": float("inf")}, "lr must be finite, got inf"),
+        (Adam, {"eps": 0.0}, "eps must be above 0, got 0.0"),
+        (Yogi, {"beta1": 1.0}, "beta1 must be below 1, got 1.0"),
+        (AdaGrad, {"accumulator": -0.1}, "accumulator must be at least 0, got -0.1"),
+        (Yogi, {"beta2": -0.5}, "beta2 must be at least 0, got -0.5"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make, settings, message):
+def test_settings_out_of_range_are_refused(make, settings, message):
     with pytest.raises(ConfigError, match=message):
         make(**settings)
