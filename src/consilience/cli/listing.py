@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,18 +19,16 @@ def list_(
     ] = None,
 ) -> None:
     """List algorithms, data sets, partitions, models and recipes."""
-    import inspect
-
     from consilience.config.build import ALGORITHMS, PARTITIONS
     from consilience.data import DATASETS
     from consilience.models import MODELS
     from consilience.recipes import RECIPES
 
-    groups = {
-        "algorithms": {name: inspect.getdoc(kind) or "" for name, kind in ALGORITHMS.items()},
-        "data": {name: inspect.getdoc(make) or "" for name, make in DATASETS.items()},
-        "partitions": {name: inspect.getdoc(make) or "" for name, make in PARTITIONS.items()},
-        "models": {name: inspect.getdoc(make) or "" for name, make in MODELS.items()},
+    groups: dict[str, Mapping[str, Any]] = {
+        "algorithms": ALGORITHMS,
+        "data": DATASETS,
+        "partitions": PARTITIONS,
+        "models": MODELS,
         "recipes": {name: recipe.title for name, recipe in RECIPES.items()},
     }
     if what is not None and what not in groups:
@@ -36,6 +36,7 @@ def list_(
     for group, entries in groups.items():
         if what in (None, group):
             table = Table("name", "what it is", title=group, title_justify="left")
-            for name, text in entries.items():
+            for name, entry in entries.items():
+                text = entry if isinstance(entry, str) else inspect.getdoc(entry) or ""
                 table.add_row(name, " ".join(text.split("\n\n")[0].split()))
             Console(markup=False).print(table)

@@ -13,13 +13,12 @@ from consilience.figures import Pictures
 from consilience.report.drawing.canvas import swatch
 from consilience.report.drawing.panels import side_by_side
 from consilience.report.page import Cell, Page, Plot, Section, Table
-from consilience.report.sections.calibration import comparison_calibration
 from consilience.report.sections.clients import comparison_clients, fairness_section
 from consilience.report.sections.configuration import comparison_configuration, footer
 from consilience.report.sections.curves import comparison_curves
-from consilience.report.sections.data import data_section
+from consilience.report.sections.federation import data_section
 from consilience.report.sections.results import difference_section, result_section, tuning_section
-from consilience.report.sections.uncertainty import comparison_entropy
+from consilience.report.sections.uncertainty import comparison_calibration, comparison_entropy
 from consilience.report.sections.words import method_key
 from consilience.runs.stored import read_json, read_runs
 

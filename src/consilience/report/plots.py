@@ -17,11 +17,10 @@ from consilience.metrics import MARGINAL
 from consilience.report.drawing.charts import dots
 from consilience.report.figure import Figure
 from consilience.report.page import Key, Plot, Section
-from consilience.report.sections.calibration import run_calibration
 from consilience.report.sections.clients import client_plot
-from consilience.report.sections.communication import communication_section
 from consilience.report.sections.curves import comparison_curves, run_curves
-from consilience.report.sections.data import data_section
+from consilience.report.sections.federation import communication_section, data_section
+from consilience.report.sections.uncertainty import run_calibration
 from consilience.report.sections.words import AVERAGE, POINT, Runs
 from consilience.runs.stored import RunFiles
 

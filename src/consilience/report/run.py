@@ -7,14 +7,12 @@ from typing import Any
 
 from consilience.core import text
 from consilience.report.page import Link, Page, Tile
-from consilience.report.sections.calibration import run_calibration
 from consilience.report.sections.clients import run_clients
-from consilience.report.sections.communication import communication_section
 from consilience.report.sections.configuration import footer, run_configuration
 from consilience.report.sections.curves import run_curves, server_section
-from consilience.report.sections.data import data_section
+from consilience.report.sections.federation import communication_section, data_section
 from consilience.report.sections.samples import sample_section
-from consilience.report.sections.uncertainty import posterior_section, run_entropy
+from consilience.report.sections.uncertainty import posterior_section, run_calibration, run_entropy
 from consilience.report.sections.words import KINDS, POINT
 from consilience.runs.stored import RunFiles, read_json
 

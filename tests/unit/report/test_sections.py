@@ -13,15 +13,19 @@ import torch
 from consilience.evaluation.samples import image_samples, point_samples
 from consilience.evaluation.uncertainty import Entropies
 from consilience.report.page import Section, Table
-from consilience.report.sections.calibration import comparison_calibration, run_calibration
 from consilience.report.sections.clients import comparison_clients, fairness_section, run_clients
-from consilience.report.sections.communication import communication_section
 from consilience.report.sections.configuration import comparison_configuration, run_configuration
 from consilience.report.sections.curves import comparison_curves, run_curves, server_section
-from consilience.report.sections.data import data_section
+from consilience.report.sections.federation import communication_section, data_section
 from consilience.report.sections.results import difference_section, result_section, tuning_section
 from consilience.report.sections.samples import sample_section
-from consilience.report.sections.uncertainty import comparison_entropy, posterior_section, run_entropy
+from consilience.report.sections.uncertainty import (
+    comparison_calibration,
+    comparison_entropy,
+    posterior_section,
+    run_calibration,
+    run_entropy,
+)
 from consilience.runs.stored import RunFiles
 from support.pages import FEDEP, PAIRED, evaluation, make_run, posterior
 from support.pictures import WHITE, at
