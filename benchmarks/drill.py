@@ -1,10 +1,10 @@
-"""The fault drill: real processes, killed and misled in every way we could think of; what is left in the end?
+"""The fault drill: real processes that are killed or misbehave, and the model in the end.
 
     python benchmarks/drill.py [SCENARIO …] [--out FOLDER]
 
-Three hospitals learn with FedEP over a link and nodes on this machine (benchmarks/drill_app). After each scenario the
-table says how the run ended, whom the server named, how far the global posterior is from the product of the factors on
-the sites' own disks, and how far from what the simulator learns where the same updates are left out.
+Three hospitals learn with FedEP over a SuperLink and SuperNodes on this machine (benchmarks/drill_app). For each
+scenario the table shows the run's status, the rejected updates, the distance of the global posterior from the product
+of the factors on the sites' disks, and its distance from the simulator's posterior without the rejected updates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 import consilience as cs
 from consilience.core.records import leaves, tree_map
-from consilience.flower.loopback import Loopback
+from consilience.flower.loopback import SUPERLINK, Loopback
 from consilience.flower.messages import Token
 from consilience.flower.registry import Registry
 from consilience.flower.storage import ClientStorage
@@ -39,7 +39,7 @@ METHOD = METHODS["FedEP"]
 
 @dataclass
 class Drill:
-    """A federation of three sites, one of which is the victim, and the folder of all that it writes."""
+    """A federation of three sites, one of which is the victim, and the folder of its files."""
 
     folder: Path
     net: Loopback
@@ -63,7 +63,7 @@ class Drill:
         end = time.monotonic() + seconds
         while not seen():
             if time.monotonic() > end:
-                raise TimeoutError(f"nothing came: see {self.folder}")
+                raise TimeoutError(f"the drill is stuck: see {self.folder}")
             time.sleep(0.05)
 
     def rounds(self) -> list[dict]:
@@ -92,7 +92,7 @@ def boast(drill: Drill) -> str:
 
 
 def killed_node(linger: str) -> Callable[[Drill], str]:
-    """kill -9 of a node in mid-round, and up again."""
+    """Kill a node in a round, and start it again."""
 
     def scenario(drill: Drill) -> str:
         drill.nodes(linger=linger, marks=str(drill.folder), seconds=8)
@@ -105,19 +105,19 @@ def killed_node(linger: str) -> Callable[[Drill], str]:
     return scenario
 
 
-def killed_link(drill: Drill) -> str:
-    """kill -9 of the link, and the server's app with it, in the middle of a round; a new link, the same command."""
+def killed_superlink(drill: Drill) -> str:
+    """Kill the SuperLink, and the server's app with it, in a round; start a new SuperLink and run the app again."""
     linger = f"begun-{WHEN}"
     drill.nodes(linger=linger, marks=str(drill.folder), seconds=5)
     drill.start()
     drill.wait_for(drill.mark(linger).exists)
-    drill.net.kill("link")
+    drill.net.kill(SUPERLINK)
     drill.net.start_superlink()
     return drill.net.wait(drill.start())
 
 
 def lost_disk(drill: Drill) -> str:
-    """A site's states are gone after the first round."""
+    """Delete a site's states after the first round."""
     drill.nodes(linger="begun-2", marks=str(drill.folder), seconds=4)
     run = drill.start(rounds=ROUNDS + 1)
     drill.wait_for(drill.mark("begun-2").exists)
@@ -127,21 +127,21 @@ def lost_disk(drill: Drill) -> str:
 
 @dataclass(frozen=True)
 class Scenario:
-    play: Callable[[Drill], str]
-    left_out: bool = False  # whether the victim has no part in round WHEN
-    same: bool = True  # whether the simulator can say what should come of it
+    run: Callable[[Drill], str]
+    rejected: bool = False  # whether the victim's update of round WHEN is rejected
+    same: bool = True  # whether the simulator has the same posterior
 
 
 SCENARIOS = {
     "nothing goes wrong": Scenario(plain),
     "node killed before it computed": Scenario(killed_node(f"begun-{WHEN}")),
     "node killed after it computed": Scenario(killed_node(f"computed-{WHEN}")),
-    "link killed and run again": Scenario(killed_link),
-    "reply lost after computing": Scenario(misbehaving("lose"), left_out=True),
-    "sends NaN": Scenario(misbehaving("nan"), left_out=True),
-    "sends wrong shapes": Scenario(misbehaving("shape"), left_out=True),
-    "raises": Scenario(misbehaving("raise"), left_out=True),
-    "sleeps past the timeout": Scenario(misbehaving("sleep", seconds=40.0), left_out=True),
+    "SuperLink killed and run again": Scenario(killed_superlink),
+    "reply lost after computing": Scenario(misbehaving("lose"), rejected=True),
+    "sends NaN": Scenario(misbehaving("nan"), rejected=True),
+    "sends wrong shapes": Scenario(misbehaving("shape"), rejected=True),
+    "raises": Scenario(misbehaving("raise"), rejected=True),
+    "sleeps past the timeout": Scenario(misbehaving("sleep", seconds=40.0), rejected=True),
     "claims 1e9 examples": Scenario(boast, same=False),
     "loses its disk": Scenario(lost_disk, same=False),
 }
@@ -149,60 +149,60 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Without(cs.FedEP):
-    """The method of the drill, where the victim's update of some rounds is spoilt, and so left out."""
+    """The method of the drill, with NaN in the victim's update of some rounds, which is therefore rejected."""
 
     rounds: tuple[int, ...] = ()
 
     def local(self, task, message, state, cohort):
         update, new = super().local(task, message, state, cohort)
-        sick = (cohort.ids == SITES.index(VICTIM)) & (cohort.round in self.rounds)
-        return tree_map(lambda leaf: leaf.masked_fill(sick.view(-1, *[1] * (leaf.dim() - 1)), torch.nan), update), new
+        bad = (cohort.ids == SITES.index(VICTIM)) & (cohort.round in self.rounds)
+        return tree_map(lambda leaf: leaf.masked_fill(bad.view(-1, *[1] * (leaf.dim() - 1)), torch.nan), update), new
 
 
-def expected(left_out: tuple[int, ...], rounds: int) -> cs.Gaussian:
-    """What the simulator makes of it, where the victim has no part in some rounds."""
+def expected(absent: tuple[int, ...], rounds: int) -> cs.Gaussian:
+    """The simulator's posterior, where the victim has no part in some rounds."""
     everyone = hospitals()[0]
     federation = cs.Federation.from_silos({site: everyone.client(everyone.names.index(site)) for site in SITES})
     engine = cs.Simulator(device="cpu", chunk=1, workers=1)
     return cs.fit(
-        Without(METHOD.infer, rounds=left_out), task(), federation, rounds=rounds, engine=engine, progress=False
+        Without(METHOD.infer, rounds=absent), task(), federation, rounds=rounds, engine=engine, progress=False
     ).posterior
 
 
 def apart(a: cs.Gaussian, b: cs.Gaussian) -> float:
-    """The distance of two factors by the length of the second."""
+    """The distance of two factors, relative to the norm of the second."""
     return float((a / b).norm / b.norm)
 
 
 def product_of_sites(drill: Drill, tokens: torch.Tensor) -> cs.Gaussian:
     """Π q_k from the sites' own disks, in double precision."""
-    roster, product = Registry.read(drill.out), None
-    for site, token in zip(roster.names, tokens.tolist(), strict=True):
-        work, _ = ClientStorage(drill.states(site), roster.experiment, site).read(Token(*token))
-        factor = tree_map(lambda leaf: leaf[0].double(), work.state.factor)
+    registry, product = Registry.read(drill.out), None
+    for site, token in zip(registry.names, tokens.tolist(), strict=True):
+        result, _ = ClientStorage(drill.states(site), registry.experiment, site).read(Token(*token))
+        factor = tree_map(lambda leaf: leaf[0].double(), result.state.factor)
         product = factor if product is None else product * factor
     return product
 
 
-def practise(name: str, folder: Path) -> dict[str, object]:
+def play(name: str, folder: Path) -> dict[str, object]:
     scenario, start = SCENARIOS[name], time.monotonic()
     folder.mkdir(parents=True)
     with Loopback(folder / "net") as net:
         drill = Drill(folder, net)
-        ended = scenario.play(drill)
+        ended = scenario.run(drill)
     history = drill.rounds()
     done, saved = RunDirectory(drill.out).latest()
     q = saved.server.q
-    assert all(leaf.isfinite().all() for _, leaf in leaves(q)), "the model is spoilt"
-    left_out = [(line["round"], entry["client"]) for line in history for entry in line["rejected"]]
-    absent = tuple(number for number, site in left_out if site == VICTIM)
-    assert {site for _, site in left_out} <= {VICTIM}, "somebody else was left out"
-    assert not scenario.same or (WHEN in absent) == scenario.left_out, f"the victim was left out in rounds {absent}"
+    assert all(leaf.isfinite().all() for _, leaf in leaves(q)), "the model is not finite"
+    rejected = [(line["round"], entry["client"]) for line in history for entry in line["rejected"]]
+    absent = tuple(number for number, site in rejected if site == VICTIM)
+    assert {site for _, site in rejected} <= {VICTIM}, "another site was rejected"
+    assert not scenario.same or (WHEN in absent) == scenario.rejected, f"the victim was rejected in rounds {absent}"
     return {
         "scenario": name,
         "ended": ended,
         "rounds": f"{len(history)} of {done}",
-        "left out": f"{VICTIM} in {', '.join(map(str, absent))}" if absent else "nobody",
+        "rejected": f"{VICTIM} in {', '.join(map(str, absent))}" if absent else "none",
         "q from Π sites": apart(tree_map(torch.Tensor.double, q), product_of_sites(drill, saved.states[0])),
         "q from simulator": apart(q, expected(absent, done)) if scenario.same else None,
         "seconds": round(time.monotonic() - start),
@@ -222,13 +222,11 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown scenario {unknown[0]!r}")
     root = given.out or Path(tempfile.mkdtemp(prefix="drill-"))
-    columns = ["scenario", "ended", "rounds", "left out", "q from Π sites", "q from simulator", "seconds"]
+    columns = ["scenario", "ended", "rounds", "rejected", "q from Π sites", "q from simulator", "seconds"]
     print("|", " | ".join(columns), "|\n|", " | ".join("---" for _ in columns), "|", flush=True)
     for name in given.scenario or SCENARIOS:
-        row = practise(name, root / name.replace(" ", "-"))
-        cells = [
-            f"{row[c]:.2g}" if isinstance(row[c], float) else "" if row[c] is None else str(row[c]) for c in columns
-        ]
+        row = play(name, root / name.replace(" ", "-"))
+        cells = [in_words(row[column]) for column in columns]
         print("|", " | ".join(cells), "|", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A site's half, which may misbehave: the node's setting `fault` says how, `when` in which round."""
+"""The app of the sites, which may misbehave: the node's setting `fault` says how, `when` in which round."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ app = ClientApp()
 
 @cache
 def honest(method: str) -> ClientApp:
-    """The app as it should be."""
+    """The app without faults."""
 
     def load(node):
         train, test = hospitals()
@@ -33,50 +33,50 @@ def honest(method: str) -> ClientApp:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Who is it? One who boasts claims a thousand million examples."""
+    """The site's information; with the fault "boast" it claims 10⁹ examples."""
     reply = honest(str(context.run_config["method"]))(message, context)
     if context.node_config.get("fault") != "boast":
         return reply
-    facts, _ = decode(reply.content, SiteInfo)
-    return Message(encode(facts.model_copy(update={"examples": 10**9})), reply_to=message)
+    info, _ = decode(reply.content, SiteInfo)
+    return Message(encode(info.model_copy(update={"examples": 10**9})), reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Scores are honest."""
+    """The site's scores."""
     return honest(str(context.run_config["method"]))(message, context)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Result, with whatever goes wrong in it."""
-    node, (order, _) = context.node_config, decode(message.content, TrainRequest)
-    fault = str(node.get("fault", "")) if order.round == node.get("when", order.round) else ""
-    mark(node, order, "begun")
+    """The reply to a training request, with a fault if the node has one."""
+    node, (request, _) = context.node_config, decode(message.content, TrainRequest)
+    fault = str(node.get("fault", "")) if request.round == node.get("when", request.round) else ""
+    mark(node, request, "begun")
     if fault == "raise":
         raise ValueError("the database is down")
     if fault == "sleep":
         time.sleep(float(node["seconds"]))
     reply = honest(str(context.run_config["method"]))(message, context)
-    mark(node, order, "computed")
+    mark(node, request, "computed")
     if fault == "lose" and not (Path(str(node["marks"])) / "lost").exists():
         (Path(str(node["marks"])) / "lost").touch()
-        os.kill(os.getpid(), signal.SIGKILL)  # what was computed is on the disk, and nobody hears of it
+        os.kill(os.getpid(), signal.SIGKILL)  # the update is on the disk, and no reply is sent
     if fault in ("nan", "shape", "boast"):
-        answer, records = decode(reply.content, TrainReply)
-        return Message(encode(answer, update=pack(spoilt(fault, unpack(records["update"])))), reply_to=message)
+        done, records = decode(reply.content, TrainReply)
+        return Message(encode(done, update=pack(changed(fault, unpack(records["update"])))), reply_to=message)
     return reply
 
 
-def mark(node, order: TrainRequest, what: str) -> None:
-    """Say how far this is, and stay there for a moment, so that somebody may kill it."""
-    if "marks" in node and node.get("linger") == f"{what}-{order.round}":
-        (Path(str(node["marks"])) / f"{what}-{order.round}").touch()
+def mark(node, request: TrainRequest, what: str) -> None:
+    """Write a file that shows the progress, and wait, so that the drill can kill this process."""
+    if "marks" in node and node.get("linger") == f"{what}-{request.round}":
+        (Path(str(node["marks"])) / f"{what}-{request.round}").touch()
         time.sleep(float(node["seconds"]))
 
 
-def spoilt(fault: str, update):
-    """An update that must not reach the model, or not as it is."""
+def changed(fault: str, update):
+    """An update that the server must reject or change."""
     if fault == "nan":
         return tree_map(lambda leaf: torch.full_like(leaf, torch.nan), update)
     if fault == "shape":
