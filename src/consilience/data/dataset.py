@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from consilience.core.display import clip, facts
 from consilience.core.errors import DataError
@@ -67,6 +68,8 @@ class Dataset:
         hospital, and `inputs` are the columns of features, by default all others. Names of classes are numbered in
         their sorted order. Images become inputs from 0 to 1.
         """
+        if isinstance(source, DataLoader):
+            source = source.dataset
         if isinstance(source, Dataset):
             return source if name is None else replace(source, name=name)
         if isinstance(source, Data):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from consilience.core.errors import DataError, nearest
 
@@ -64,9 +64,7 @@ class Columns:
 
 
 def read_source(source: Any, target: str | None, inputs: str | Sequence[str] | None, groups: Sequence[str]) -> Columns:
-    """Inputs and targets of a pair (x, y), a torch Dataset, a DataLoader, or an object with named columns."""
-    if isinstance(source, DataLoader):
-        source = source.dataset
+    """Inputs and targets of a pair (x, y), a torch Dataset, a list of pairs, or an object with named columns."""
     names = getattr(source, "column_names", getattr(source, "columns", None))
     if isinstance(names, Mapping):
         raise DataError(f"the data set has several splits: pass one of them, such as data[{next(iter(names))!r}]")
@@ -76,7 +74,7 @@ def read_source(source: Any, target: str | None, inputs: str | Sequence[str] | N
         raise DataError(f"target, inputs and groups name columns, and a {type(source).__name__} has none")
     if isinstance(source, TensorDataset):
         source = source.tensors
-    if isinstance(source, tuple | list):
+    if isinstance(source, tuple):
         if len(source) != 2:
             raise DataError(f"a pair (x, y) is expected, got {len(source)} parts: pass the two that you need")
         return _made(*source)
@@ -105,13 +103,13 @@ def _from_table(
 ) -> Columns:
     if target is None:
         raise DataError(
-            f"say which column to predict: Dataset.of(table, target={names[-1]!r}); it has {', '.join(names)}"
+            f"say which column to predict: Dataset.of(table, target={names[-1]!r}); it has {', '.join(map(str, names))}"
         )
     inputs = [inputs] if isinstance(inputs, str) else inputs
     chosen = [name for name in names if name != target and name not in groups] if inputs is None else list(inputs)
     for name in (target, *chosen, *groups):
         if name not in names:
-            raise DataError(f"there is no column {name!r}; {nearest(name, names)}")
+            raise DataError(f"there is no column {name!r}; {nearest(str(name), map(str, names))}")
     if not chosen:
         raise DataError(f"there is no column of inputs beside {target!r}")
     features = getattr(source, "features", None)  # of Hugging Face, whose ClassLabel has names

@@ -56,12 +56,13 @@ class Endless(IterableDataset):  # type: ignore[type-arg]
         TensorDataset(X, Y),
         Pairs(X, Y),
         Pairs(X.numpy(), Y.tolist()),
+        list(zip(X, Y, strict=True)),
         Subset(TensorDataset(X.repeat(2, 1), Y.repeat(2)), range(4)),
         DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True),
         cs.Dataset(X, Y),
         DataLoader(cs.Dataset(X, Y), batch_size=3),  # type: ignore[arg-type]
     ],
-    ids=["pair", "TensorDataset", "map-style", "arrays", "Subset", "DataLoader", "ours", "loader of ours"],
+    ids=["pair", "TensorDataset", "map-style", "arrays", "list", "Subset", "DataLoader", "ours", "loader of ours"],
 )
 def test_examples_by_index_become_tensors_in_their_order(source: Any) -> None:
     data = cs.Dataset.of(source, name="d")
@@ -99,6 +100,8 @@ def test_names_are_numbered_and_real_targets_have_a_column() -> None:
 
 
 def test_class_names_come_from_the_source() -> None:
+    ours = cs.Dataset(X, Y, classes=("cat", "dog"))
+    assert cs.Dataset.of(DataLoader(ours)) is ours  # type: ignore[arg-type]
     assert cs.Dataset.of(Pairs(X, Y, ["cat", "dog"])).classes == ("cat", "dog")
     table = Hub({"x": X.tolist(), "label": Y.tolist()}, label=["cat", "dog"])
     assert cs.Dataset.of(table, target="label").classes == ("cat", "dog")
@@ -142,8 +145,8 @@ def test_federations_and_partitions_take_the_same_sources() -> None:
         (lambda: cs.Dataset.of(cs.Data(cs.Dataset(X, Y), cs.Dataset(X, Y))), "pass its .train or its .test"),
         (lambda: cs.Dataset.of(DataLoader(Endless())), "a Endless has no rows by index: pass a pair"),
         (lambda: cs.Dataset.of(Pairs([X[0], X[0, :1]], Y)), "examples must have one shape, found (1,) and (2,)"),
-        (lambda: cs.Dataset.of([{"x": 1}] * 3), "a pair (x, y) is expected, got 3 parts"),
-        (lambda: cs.Dataset.of(Subset([{"x": 1}], [0])), "every example of a Subset must be a pair (x, y), found dict"),
+        (lambda: cs.Dataset.of([{"x": 1}] * 3), "every example of a list must be a pair (x, y), found dict"),
+        (lambda: cs.Dataset.of(TABLE.rename(columns={"ill": 3}), target="il"), "no column 'il'; allowed: 3, age"),
         (lambda: cs.Dataset.of(Pairs([Image.new("I;16", (2, 2))], [0])), "more than eight bits a pixel"),
     ],
 )  # fmt: skip
