@@ -80,7 +80,7 @@ def test_images_that_cannot_be_judged_are_refused() -> None:
         judge(torch.zeros(4, 2, 6, 6), pictures(5, channels=2))
     with pytest.raises(DataError, match="got 1 generated and 5 real"):
         judge(torch.zeros(1, 1, 6, 6), real)
-    with pytest.raises(DataError, match="got 4 made and 1 real"):
+    with pytest.raises(DataError, match="got 4 generated and 1 real"):
         replace(judge, count=1)(torch.zeros(4, 1, 6, 6), real)
     broken = torch.zeros(4, 1, 6, 6)
     broken[2, 0, 3, 3] = math.nan
