@@ -1,4 +1,4 @@
-"""EP-GAN on images: every client sees one kind of them, or all see all."""
+"""EP-GAN on images: every client has one class, or all clients have all classes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from consilience.tasks.supervised import Classification
 GAN, BAYES, PROB, FEDAVG, F2AFED = "GAN", "BayesGAN", "ProbGAN", "FedAvg-GAN", "F2A"
 EPB, EP, MIXTURE, SPRING, SAMPLES = "EP-BGAN", "EP-ProbGAN", "Mixture-EP-ProbGAN", "EP-ProbGAN, f = 0", "EP, samples"
 NON_IID = "non-iid"
-FEW = 12  # examples of a class in a quick run, two batches
-SERVED = 6  # steps a round of the methods whose generator is the server's
+FEW = 12  # examples of a class in a quick run: two batches
+SERVED = 6  # steps a round of methods that train the generator at the server
 Figures = Mapping[str, tuple[float, float, float]]
 WASSERSTEIN: Figures = {  # FID of the paper's table, in the order of the splits
     GAN: (69.94, 45.87, 28.98),
@@ -60,7 +60,7 @@ TEXT = (
     "noise). GAN, FedAvg-GAN and F2A have one generator and one discriminator; others ten and four, which share all "
     "but the generators' first and the discriminators' last layer. FedAvg-GAN and F2A train the generator at the "
     f"server, {SERVED} steps a round, as many in all. “EP-ProbGAN, f = 0” is the ablation without any signal "
-    "from clients, a spring to the averaged networks; “EP, samples” has sites from the chains' means and variances. "
+    "from clients: the prior pulls to the averaged networks; “EP, samples” has sites from the chains' moments. "
     "“classifier score” has the Inception Score's formula with a classifier of these data; “classifier distance” is "
     "the Fréchet distance of its features; “classes” are those with a fifth of their share among the samples."
 )
@@ -68,7 +68,7 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Images:
-    """One data set, and how much is done with it."""
+    """The experiment on one data set."""
 
     name: str
     data: str
@@ -77,13 +77,13 @@ class Images:
     train: Adam
     rounds: int
     latent: int = 100
-    scale: float = 0.03  # of EP's p₀
+    scale: float = 0.03  # the standard deviation of EP's p₀
     each: int | None = None  # training examples of a class, if not all
     objective: Objective | None = None
-    paper: Figures | None = None  # where it has figures, FID is measured
+    paper: Figures | None = None  # with figures of a paper, FID is measured
 
     def methods(self) -> dict[str, Algorithm]:
-        """The paper's, and two of ours."""
+        """The paper's methods, and two more."""
         plain, noisy = self.train, replace(self.train, noise=6e-4)
         served, generator = replace(plain, epochs=1, longest=SERVED), replace(plain, epochs=1, longest=None)
         ep = EPGAN(noisy, scale=self.scale)
@@ -101,7 +101,7 @@ class Images:
         }
 
     def setting(self, split: str, seed: int, quick: bool) -> Setting:
-        """A split of the data, players with initial weights, and their judges."""
+        """The task and the federation of one split and seed."""
         train, test = images(self.data, FEW if quick else self.each)
         shape, width = train.x.shape[1:], 4 if quick else self.width
         generator, discriminator = (
@@ -120,13 +120,13 @@ class Images:
         return Setting(task, shared_out(train, split, seed), test)
 
     def judges(self, quick: bool) -> tuple[Judge, ...]:
-        """A classifier of these data; FID where it is asked for, precision and recall where it is not."""
+        """A classifier of these data, and FID, or else precision and recall."""
         count = 64 if quick else 2000
         judge = Classified(classifier(self.data, quick), count=count)
         return judge, InceptionDistance() if self.paper and not quick else PrecisionRecall(count=count)
 
     def run(self, options: Options) -> Comparison:
-        """All methods on all splits, over all seeds: a comparison a split, one table, and what was made."""
+        """All methods on all splits over all seeds, in one table, with generated samples."""
         start = time.perf_counter()
         rows: list[Row] = []
         made: dict[str, dict[str, Picture | None]] = {}
@@ -138,7 +138,7 @@ class Images:
                     made.setdefault(method, {})[split] = _picture(stored[0].evaluation.get("samples"))
         columns = list(next(iter(made.values())))
         figure = Pictures(
-            "What was made",
+            "Generated samples",
             "Samples of the first seed's generators after the last round, eight a row.",
             columns,
             [PictureRow(method, [cells.get(split) for split in columns]) for method, cells in made.items()],
@@ -146,7 +146,7 @@ class Images:
         return finished(self.name, f"GANs of {self.data} from ten clients", TEXT, options, rows, [figure], start)
 
     def on(self, split: str, index: int, options: Options) -> list[Comparison]:
-        """All methods on one split, in two groups: who trains at the server has as many steps in more rounds."""
+        """All methods on one split. Methods with the generator at the server take as many steps in more rounds."""
         tell, quick = options.announce, options.quick
         steps = self.rounds * self.train.epochs * self._batches(split)
         found: list[Comparison] = []
@@ -182,25 +182,25 @@ class Images:
         return int(self.train.batches(federation.sizes.double()).max())
 
     def recipe(self, title: str, seeds: int) -> Recipe:
-        """Known to the command by its name."""
+        """The recipe of this experiment."""
         return Recipe(self.name, title, self.run, seeds=seeds)
 
 
 def quickly(method: Algorithm) -> Algorithm:
-    """A method with as little to do as can be."""
+    """A method with little work, for a quick run."""
     short = replace(method.train, epochs=1, batch_size=8)  # type: ignore[attr-defined]
     return replace(method, train=short, **({"components": 2} if getattr(method, "components", 1) > 1 else {}))  # type: ignore[type-var]
 
 
 def shared_out(data: Dataset, split: str, seed: int) -> Federation:
-    """The paper's three splits."""
+    """One of the paper's three splits."""
     if split == NON_IID:
         return partition.one_label(data, 10, seed=seed)
     return partition.iid(data, int(split.split("K=")[1]), seed=seed)
 
 
 def images(name: str, each: int | None) -> tuple[Dataset, Dataset]:
-    """Training and test images in (−1, 1), of every class `each` for training."""
+    """Training and test images in (−1, 1), with `each` training images of every class."""
     data = load(name).signed()
     train, test = data.train, data.test
     if each is not None:
@@ -211,7 +211,7 @@ def images(name: str, each: int | None) -> tuple[Dataset, Dataset]:
 
 @cache
 def classifier(name: str, quick: bool) -> nn.Module:
-    """A small network that tells the classes apart, learned from the training images in one place."""
+    """A small classifier of the training images, trained on pooled data."""
     train, _ = images(name, FEW if quick else 1000)
     module = seeded(0, lambda: cnn(train.x.shape[1:], 10, channels=(4, 8) if quick else (32, 64)))
     chain = AMSGrad(lr=1e-3, epochs=1 if quick else 5, batch_size=50)

@@ -1,4 +1,4 @@
-"""EP-GAN's first example: four clients see one Gaussian each, and should learn all four."""
+"""EP-GAN's first example: four clients have one Gaussian each, and should learn all four."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from consilience.engines import Simulator
 from consilience.evaluation.samples import cells
 from consilience.figures.pictures import Picture, Pictures, heat
 from consilience.figures.pictures import Row as PictureRow
-from consilience.metrics import Modes, density_mse, mixture_density, spread
+from consilience.metrics import Modes, density_mse, mixture_density
 from consilience.models import mlp_discriminator, mlp_generator
 from consilience.optim import Adam
-from consilience.recipes.base import Options, Recipe, seeded
+from consilience.recipes.base import Options, Recipe, finished, rows_of, seeded
 from consilience.recipes.epgan_variants import Printed, Spring
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
-from consilience.studies.comparison import Comparison, Row
+from consilience.studies.comparison import Comparison
 from consilience.studies.scores import paired_test
 from consilience.tasks.adversarial import Adversarial
 
@@ -57,22 +57,23 @@ DRAWN_ROWS = (WGAN, PROB, EP, SPRING, DRAWN)
 TRAIN = Adam(lr=1e-3, beta1=0.5, batch_size=50)
 PACE = 0.3
 TEXT = (
-    "Four clients, 1,000 points each of one of four Gaussians at (±3, ±3), variances drawn from [0.3, 0.5]. MLPs with "
-    "two hidden layers of 32, LayerNorm in the generator; WGAN-GP; Adam 1e-3 for discriminators and 3e-4 for "
+    "Four clients, 1,000 points each of one of four Gaussians at (±3, ±3), variances drawn from [0.3, 0.5]. MLPs "
+    "with two hidden layers of 32, LayerNorm in the generator; WGAN-GP; Adam 1e-3 for discriminators and 3e-4 for "
     "generators, in batches of 50. Bayesian methods have four generators and four discriminators. “modes” are the "
-    "Gaussians with at least a fifth of their share of the samples within three deviations, “good_share” is the share "
-    "of all samples there; “modes, last quarter” is the mean over the looks in the last quarter of the rounds. As in "
-    "the paper 50 epochs, then ten rounds of 20; “often” is 200 rounds of two epochs. “d_mse” compares the "
-    "discriminator's map with the true density on 100 × 100 points, both scaled to [0, 1]: it cannot rank, as the maps "
-    "of nothing beside it show. “f = 0” is EP-ProbGAN without any signal from clients, “samples” takes sites from the "
-    "chains, “printed” multiplies whole priors as the paper's algorithm does. p₀ has a deviation of 0.01, the best of "
-    "five on other seeds. The paper's steps, 1e-4 and 2e-4, make the generator the faster player."
+    "Gaussians with at least a fifth of their share of the samples within three deviations, “good_share” is the "
+    "share of all samples there; “modes, last quarter” is the mean over evaluations in the last quarter of the "
+    "rounds. As in the paper 50 epochs, then ten rounds of 20; “often” is 200 rounds of two epochs. “d_mse” "
+    "compares the discriminator's map with the true density on 100 × 100 points, both scaled to [0, 1]: it cannot "
+    "rank, as the trivial maps beside it show. “f = 0” is EP-ProbGAN without any signal from clients, “samples” "
+    "takes sites from the chains, “printed” multiplies whole priors as the paper's algorithm does. p₀ has a "
+    "deviation of 0.01, the best of five on other seeds. The paper's steps, 1e-4 and 2e-4, make the generator the "
+    "faster player."
 )
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """When clients talk: `epochs` a round after `warm` ones in the first."""
+    """`epochs` a round after `warm` ones in the first round."""
 
     suffix: str
     rounds: int
@@ -80,7 +81,7 @@ class Protocol:
     warm: int
 
     def method(self, method: Algorithm) -> Method:
-        """With these epochs."""
+        """The method with these epochs."""
         first, then = (with_epochs(method, epochs) for epochs in (self.warm, self.epochs))
         return then if self.warm == self.epochs else Switch(first, then, at=1)
 
@@ -97,7 +98,7 @@ def with_epochs(method: Algorithm, epochs: int) -> Algorithm:
 
 
 def methods() -> dict[str, Algorithm]:
-    """The paper's, and two of ours."""
+    """The paper's methods, and two more."""
     noisy = replace(TRAIN, noise=6e-4)
     ep = EPGAN(noisy, scale=0.01)
     return {
@@ -114,14 +115,14 @@ def methods() -> dict[str, Algorithm]:
 
 
 def oracles() -> dict[str, Algorithm]:
-    """With all points in one place."""
+    """Methods on pooled data."""
     slow = FedGAN(replace(TRAIN, lr=1e-4), single=True)
     return {ONE_PLACE: methods()[WGAN], ONE_PLACE_PROB: methods()[PROB], PAPERS_STEPS: slow}
 
 
 @cache
 def federation(seed: int, each: int) -> tuple[Federation, Tensor]:
-    """A client a Gaussian, and their variances."""
+    """Clients with one Gaussian each, and the variances of these."""
     generator = torch.Generator().manual_seed(SEEDS + seed)
     variances = 0.3 + 0.2 * torch.rand(len(CENTRES), generator=generator)
     y = torch.arange(len(CENTRES)).repeat_interleave(each)
@@ -138,18 +139,18 @@ def truth(seed: int, each: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Learned:
-    """One run, the weights after its first, middle and last round, and the scores of every look."""
+    """One run, and the weights after its first, middle and last round."""
 
     run: Run
     path: dict[int, Tensor]
 
     @property
     def scores(self) -> list[tuple[int, dict[str, float]]]:
-        """(round, scores)."""
+        """(round, scores) of every evaluation."""
         return [(line["round"], line["eval"]) for line in self.run.history if "eval" in line]
 
     def late(self, metric: str) -> float:
-        """The mean over the last quarter."""
+        """The mean of a metric over the last quarter of the rounds."""
         last = self.scores[-1][0]
         return statistics.fmean(found[metric] for at, found in self.scores if at > 0.75 * last or at == last)
 
@@ -159,7 +160,7 @@ class Learned:
 
 
 def learn(label: str, protocol: Protocol, seed: int, quick: bool) -> Learned:
-    """One method, by one protocol."""
+    """Run one method by one protocol."""
     pooled, each = label in oracles(), 60 if quick else 1000
     clients, variances = federation(seed, each)
     task = Adversarial(
@@ -196,37 +197,32 @@ Runs = dict[str, list[Learned]]
 
 
 def run(options: Options) -> Comparison:
-    """Every method, by both protocols, over all seeds."""
+    """Run every method by both protocols over all seeds."""
     start, found = time.perf_counter(), dict[str, Runs]()
-    announce = options.announce or (lambda method, seed: None)
     protocols = QUICK if options.quick else PROTOCOLS
     for protocol in protocols:
         by_method: Runs = {label: [] for label in (*oracles(), *methods())}
         found[protocol.suffix] = by_method
         for seed in range(options.seeds):
             for label, learned in by_method.items():
-                announce(label + protocol.suffix, seed)
+                options.tell(label + protocol.suffix, seed)
                 learned.append(learn(label, protocol, seed, options.quick))
     scores = tabled(found, 60 if options.quick else 1000, options.seeds)
-    result = Comparison(
+    return finished(
+        "epgan-toy",
         "Four Gaussians at four clients",
         TEXT,
-        options.command("epgan-toy"),
-        rows=[
-            Row(method, metric, *spread(values), len(values), PAPER.get(method) if metric == DMSE else None)
-            for (method, metric), values in scores.items()
-        ],
-        figures=[figure(f"Maps{suffix}", by_method) for suffix, by_method in found.items()],
+        options,
+        rows_of(scores, {(method, DMSE): value for method, value in PAPER.items()}),
+        [figure(f"Maps{suffix}", by_method) for suffix, by_method in found.items()],
+        start,
         scores=[{"method": method, "metric": metric, "values": values} for (method, metric), values in scores.items()],
         paired=paired(scores),
     )
-    result.seconds = time.perf_counter() - start
-    result.save(options.out)
-    return result
 
 
 def tabled(found: Mapping[str, Runs], each: int, seeds: int) -> dict[tuple[str, str], list[float]]:
-    """Every score in every seed, by method and metric."""
+    """Scores over seeds, by (method, metric)."""
     scores: dict[tuple[str, str], list[float]] = {}
     maps = [truth(seed, each) for seed in range(seeds)]
     for suffix, by_method in found.items():
@@ -244,7 +240,7 @@ def tabled(found: Mapping[str, Runs], each: int, seeds: int) -> dict[tuple[str, 
 
 
 def paired(scores: Mapping[tuple[str, str], list[float]]) -> list[dict[str, Any]]:
-    """How far EP-ProbGAN and its version with sites from samples are from others, seed by seed."""
+    """Paired differences of EP-ProbGAN, and of its version with sites from samples, from other methods."""
     entries = []
     for (method, metric), values in scores.items():
         for ours in (EP, DRAWN):
@@ -255,7 +251,7 @@ def paired(scores: Mapping[tuple[str, str], list[float]]) -> list[dict[str, Any]
 
 
 def local(learned: Learned) -> list[Tensor]:
-    """Every client's networks after one more round: what the server would have, had that client alone answered."""
+    """The server's networks after one more round with each client alone."""
     run, algorithm = learned.run, learned.run.algorithm
     ids = torch.arange(len(run.federation))
     cohort = Cohort(run.federation, ids, round=len(run.history) + 1, round_size=len(ids), seed=0)
@@ -265,7 +261,7 @@ def local(learned: Learned) -> list[Tensor]:
 
 
 def figure(title: str, found: Runs) -> Pictures:
-    """The first seed: the discriminators' maps and what generators make, in one place, at clients, at the server."""
+    """The first seed's density maps and samples: with pooled data, at clients, and at the server."""
     rows = []
     for method in DRAWN_ROWS:
         learned, oracle = found[method][0], found[ONE_PLACE if method == WGAN else ONE_PLACE_PROB][0]
@@ -275,14 +271,14 @@ def figure(title: str, found: Runs) -> Pictures:
     names = [f"client {k}" for k in range(1, 1 + len(CENTRES))]
     rounds = [f"round {number}" for number in found[DRAWN_ROWS[0]][0].path]
     caption = (
-        "Brighter is more like the data to the discriminators; dots are samples. Left, with all points in one place; "
-        "then the clients' own networks after one more local round; then the global ones."
+        "Brighter means a higher score of the discriminators; dots are samples. Left: pooled data. Middle: the "
+        "clients' own networks after one more local round. Right: the global networks."
     )
     return Pictures(title, caption, ["centralised", *names, *rounds], rows)
 
 
 def picture(learned: Learned, theta: Tensor, size: int = 50) -> Picture:
-    """A map with 100 samples on it."""
+    """A density map with 100 samples."""
     task = cast(Adversarial, learned.run.task)
     low, high = (torch.tensor(corner) for corner in BOX)
     made = (task.generate(theta, 100).cpu() - low) / (high - low)

@@ -1,4 +1,4 @@
-"""PFNM beyond one exchange: how much its settings matter, several rounds, and streams."""
+"""PFNM beyond one exchange: sensitivity to its settings, several rounds, and streams."""
 
 from __future__ import annotations
 
@@ -13,20 +13,8 @@ from consilience.algorithms.base import Algorithm
 from consilience.figures.panels import Heat, Panel, Panels
 from consilience.matching import BetaBernoulli
 from consilience.recipes.base import Options, Recipe, compared, finished
-from consilience.recipes.pfnm import (
-    MNIST,
-    NARROW,
-    SPLITS,
-    Case,
-    Scores,
-    in_rows,
-    kept,
-    loaded,
-    matched,
-    network,
-    shared_out,
-    trained,
-)
+from consilience.recipes.pfnm import MNIST, NARROW, SPLITS
+from consilience.recipes.pfnm_local import Case, Scores, in_rows, kept, loaded, matched, network, shared_out, trained
 from consilience.recipes.pfnm_variants import Authors, Capped, Printed, WithoutPenalty
 from consilience.studies.comparison import Comparison
 from consilience.studies.setting import Setting
@@ -36,7 +24,7 @@ VARIANCES, PRIOR_VARIANCES, MASSES = (0.1, 0.3, 1.0, 3.0), (1.0, 10.0, 100.0), (
 
 
 def variants() -> dict[str, BetaBernoulli]:
-    """The defaults, and what the paper prints or its code does instead."""
+    """The defaults, and the variants of the paper and of its code."""
     return {
         "PFNM": BetaBernoulli(),
         "popularity weight 1 (printed)": Printed(),
@@ -48,8 +36,7 @@ def variants() -> dict[str, BetaBernoulli]:
 
 
 def sensitivity(options: Options) -> Comparison:
-    """How much the hyperparameters matter, on training data as in the paper; and what the choices of detail do, on test
-    data."""
+    """Accuracy by hyperparameters on training data, as in the paper, and of variants on test data."""
     start = time.perf_counter()
     clients = 5 if options.quick else 25
     grid = list(product(MASSES, PRIOR_VARIANCES, VARIANCES))
@@ -65,8 +52,7 @@ def sensitivity(options: Options) -> Comparison:
 
     tables = []
     for seed in range(options.seeds):
-        if options.announce is not None:
-            options.announce(f"{len(grid)} settings", seed)
+        options.tell(f"{len(grid)} settings", seed)
         case = Case(SPLITS[0], clients, (100,), seed)
         tables.append(kept(options, case, partial(work, case)))
     names = variants()
@@ -86,7 +72,7 @@ def sensitivity(options: Options) -> Comparison:
         for mass in MASSES
     ]
     figure = Panels("Accuracy on training data", f"{clients} clients, heterogeneous, 100 units.", panels)
-    text = "One set of local networks, matched with many priors. The table is about test data."
+    text = "One set of local networks, matched with many priors. The table is for test data."
     return finished("pfnm-sensitivity", "How much PFNM's settings matter", text, options, rows, [figure], start)
 
 
@@ -94,7 +80,7 @@ def _setting(mass: float, prior: float, variance: float) -> str:
     return f"γ₀ = {mass:g}, σ₀² = {prior:g}, σ² = {variance:g}"
 
 
-def going_on(
+def over_rounds(
     name: str, title: str, text: str, methods: dict[str, Algorithm], clients: int, rounds: int, streamed: bool
 ) -> Callable[[Options], Comparison]:
     """A comparison over rounds, each of which may see new data."""
@@ -113,11 +99,11 @@ def going_on(
     return run
 
 
-STREAMING = going_on(
+STREAMING = over_rounds(
     "pfnm-streaming",
     "MNIST in 15 steps at 3 clients",
     "Every step reveals another fifteenth of each client's data, heterogeneous; ten epochs a step. PFNM's posterior "
-    "of a step is the prior of the next. The ensembles train their own networks on.",
+    "of a step is the prior of the next. Members of the ensembles continue from their own networks.",
     {
         "PFNM, streaming": PFNM(MNIST, streaming=True),
         "Ensemble": Ensemble(MNIST),
@@ -129,11 +115,11 @@ STREAMING = going_on(
     rounds=15,
     streamed=True,
 )
-ROUNDS = going_on(
+ROUNDS = over_rounds(
     "pfnm-rounds",
     "MNIST at 10 clients over five rounds",
-    "Ten epochs a round at every client, heterogeneous. In further rounds PFNM's clients go on from their own slices "
-    "of the global network. Clients of FedAvg and downpour SGD all start at the global weights.",
+    "Ten epochs a round at every client, heterogeneous. In further rounds PFNM's clients continue from their own "
+    "slices of the global network. Clients of FedAvg and downpour SGD all start at the global weights.",
     {"PFNM": PFNM(MNIST), "FedAvg": FedAvg(MNIST), "Downpour SGD": Downpour(MNIST), "Ensemble": Ensemble(MNIST)},
     clients=10,
     rounds=5,
