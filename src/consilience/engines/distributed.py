@@ -1,4 +1,4 @@
-"""Many processes, on as many GPUs or cores: ranks that torchrun starts share the clients of every round."""
+"""Several processes, each on its own GPU or core: ranks that torchrun starts share the clients of every round."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Distributed:
-    """The simulator under `torchrun`: every rank computes its part of a round's clients, on a GPU of its own or on a
-    CPU, and updates are all-reduced. Results are the simulator's but for rounding.
+    """The simulator under `torchrun`: every rank computes its part of a round's clients, on its own GPU or on a CPU,
+    and updates are all-reduced. Results equal the simulator's up to rounding.
 
-    All ranks run the same script with the same seeds, and each has all the data, the server and all clients' states:
-    memory is needed once a rank. Rank 0 alone writes, evaluates and calls callbacks; `leads` tells whether this is it.
-    A run's directory must be on a disk that all ranks see. Where one ends, or does not answer for `timeout` seconds,
-    the others end too. It has not been run on several GPUs yet.
+    All ranks run the same script with the same seeds. Each holds all data, the server and all client states. Rank 0
+    alone writes, evaluates and calls callbacks; `leads` is True there. All ranks must see the run's directory. If one
+    ends, or does not answer for `timeout` seconds, the others end too. It has not been run on several GPUs yet.
     """
 
     device: Literal["cpu", "cuda"] | None = None
@@ -56,12 +55,10 @@ class Distributed:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is rank 0, the one that writes and prints."""
         return (dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))) == 0
 
     @contextmanager
     def started(self) -> Iterator[tuple[Simulator, Ranks]]:
-        """(what this rank computes with, all ranks), for as long as a run takes."""
         if not dist.is_initialized() and not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
             raise ConfigError(
                 "Distributed runs in processes that torchrun starts: torchrun --nproc-per-node 2 script.py, or "
@@ -70,7 +67,7 @@ class Distributed:
         device = self._own_device()
         ranks, level = Together(_group(device, timedelta(seconds=self.timeout)), self.timeout), log.level
         if not ranks.leads:
-            log.setLevel(logging.ERROR)  # what all have to say is said once
+            log.setLevel(logging.ERROR)  # the same message is logged once
         try:
             yield self._simulator(device), ranks
         finally:
@@ -83,13 +80,13 @@ class Distributed:
         number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if number >= there:
             raise ConfigError(f"rank {number} of this machine has no GPU of its own, as there are {there}: start fewer")
-        torch.cuda.set_device(number)  # what is said of "cuda" from now on is said of this one
+        torch.cuda.set_device(number)  # "cuda" now means this one
         return f"cuda:{number}"
 
 
 def _group(device: str, timeout: timedelta) -> dist.ProcessGroup:
-    """All processes, for one run. Bytes on the host go through gloo, tensors on GPUs through NCCL. The world stays
-    until the process ends: a second one at the same address would meet what the first has left there."""
+    """A group of all processes, for one run. Host bytes go through gloo, GPU tensors through NCCL. The world group
+    stays until the process ends: a second one at the same address would read the first one's keys."""
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         if not dist.is_initialized():
@@ -115,8 +112,8 @@ class Together(Ranks):
         self._group: dist.ProcessGroup | None = group
 
     def leave(self) -> None:
-        """End this rank's part: who still waits for it hears of it now. The group is forgotten as well, or else a run
-        that is kept would keep the group's threads until the process ends."""
+        """End this rank's part, so that ranks that wait for it get an error. The group is dropped too: a run that the
+        user keeps would keep its threads."""
         dist.destroy_process_group(self._group)
         self._group = None
 
@@ -124,7 +121,7 @@ class Together(Ranks):
         return f"distributed over {self.size} ranks"
 
     def merge(self, work: Callable[[], Share], server: Tree, additive: bool) -> Share:
-        """All ranks' shares, in the order of ranks. A rank without clients adds zeros, whose shapes the others know."""
+        """All ranks' shares, in the order of ranks. A rank without clients adds zeros, of the shapes of the others."""
         share, failure = Share(), None
         try:
             share = work()
@@ -157,7 +154,6 @@ class Together(Ranks):
         return replace(together, update=update, states=states, notes=dict(zip(names, values, strict=True)))
 
     def led(self, work: Callable[[], T]) -> T:
-        """Rank 0 works while the others wait for what came of it."""
         done: list[T] = []
         failure = None
         if self.leads:
@@ -173,7 +169,6 @@ class Together(Ranks):
         return done[0] if self.leads else told[0]
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
         return any(json.loads(text) for text in self._exchange(json.dumps(flag)))
 
     def _exchange(self, text: str) -> list[str]:
@@ -210,7 +205,7 @@ class Together(Ranks):
         return assemble(plan, arrays)
 
     def _rows(self, tree: Tree, plan: dict[str, Any], counts: list[int]) -> Tree:
-        """All ranks' rows, of which this one has counts[rank]: as bytes, whatever their dtypes, in one call."""
+        """All ranks' rows, of which this one has counts[rank]: as bytes of any dtype, in one call."""
         widths = {
             name: math.prod(shape[1:]) * getattr(torch, dtype).itemsize
             for name, (dtype, shape, _) in plan["leaves"].items()
@@ -243,7 +238,7 @@ class Together(Ranks):
 
 
 def fingerprint(tree: Tree) -> int:
-    """The sum of all numbers' bits: the same for the same numbers, in whatever order they are added."""
+    """The sum of all numbers' bits, which does not depend on their order."""
     total = 0
     for _, leaf in leaves(tree):
         total += int(leaf.view(_INTEGERS[leaf.element_size()]).sum(dtype=torch.int64))
@@ -251,12 +246,12 @@ def fingerprint(tree: Tree) -> int:
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """A copy whose strides are those of its shape, also where one row or column would do with any."""
+    """A contiguous copy, also of a single row or column."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _words(failure: Exception | None) -> list[Any] | None:
-    """What went wrong, as plain data."""
+    """An error as plain data."""
     if isinstance(failure, ClientError):
         return [failure.client, failure.round, failure.stage, failure.reason]
     return None if failure is None else [f"{type(failure).__name__}: {failure}"]

@@ -1,4 +1,4 @@
-"""Plans: how a round's clients are computed. Chosen by the clock, written down, and followed by a resumed run."""
+"""Plans: how a round's clients are computed. A resumed run follows the plan that was chosen first."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def finalists(
     times: dict[tuple[int, int], float], crews: list[tuple[int, int]], clients: int, compile: bool
 ) -> list[Plan]:
     """The plans worth a trial, best first: of each kind (alone or with workers, one by one or vectorised) the one with
-    the shortest round by estimate, unless another kind promises one half as long again.
+    the shortest estimated round, without kinds that take more than 1.5 times the shortest.
 
-    `crews` are (workers, threads of each), `times` the seconds of a client's step in (chunk, threads). The last chunk
-    of a worker may be smaller: its clients cost what they would in the largest measured chunk that is not larger."""
+    `crews` are (workers, threads of each), `times` the seconds of a client's step by (chunk, threads). The last chunk
+    of a worker may be smaller: its clients cost as much as in the largest measured chunk that is not larger."""
 
     def cost(chunk: int, workers: int, threads: int) -> float:
         share = -(-clients // workers)

@@ -1,4 +1,4 @@
-"""Ranks: the processes that share a run, of which the simulator has only one."""
+"""Ranks: the processes that share a run. The simulator has one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 class Ranks(ABC):
-    """Who computes a round together. All ranks run the same code and hold the same server; rank 0 alone writes. Every
-    method is called by all of them, in the same order."""
+    """The processes that compute a round together. All run the same code and hold the same server; rank 0 alone writes.
+    All ranks call every method, in the same order."""
 
     rank: int = 0
     size: int = 1
@@ -26,44 +26,41 @@ class Ranks(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """The engine in a word or two."""
+        """The engine's name."""
 
     @abstractmethod
     def merge(self, work: Callable[[], Share], server: Tree, additive: bool) -> Share:
-        """Do this rank's work; everybody gets all shares together. What fails in one rank fails in all. The server's
-        states must be the same."""
+        """Do this rank's work; every rank gets all shares together. A failure in one rank is raised in all. All ranks
+        must hold the same server."""
 
     @abstractmethod
     def led(self, work: Callable[[], T]) -> T:
-        """Work that rank 0 does for all, with its result (plain data). What fails there fails everywhere."""
+        """The result (plain data) of work that rank 0 does for all. A failure there is raised in all ranks."""
 
     @abstractmethod
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether the flag is set in any rank."""
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Work that rank 0 does first and then, if that went well, all others."""
+        """Work that rank 0 does first and then, if that succeeded, all others."""
         done: list[T] = []
         self.led(lambda: done.append(work()))
         return done[0] if done else work()
 
 
 class Alone(Ranks):
-    """One process does it all."""
+    """One process alone."""
 
     def __str__(self) -> str:
         return "simulator"
 
     def merge(self, work: Callable[[], Share], server: Tree, additive: bool) -> Share:
-        """There is nothing to merge."""
         return work()
 
     def led(self, work: Callable[[], T]) -> T:
-        """There is nobody to tell."""
         return work()
 
     def any(self, flag: bool) -> bool:
-        """Nobody else is asked."""
         return flag
 
 

@@ -1,4 +1,4 @@
-"""Clients' states between rounds: on the device while they take little of it, else on the host, else in files."""
+"""Client states between rounds: on the device, on the host, or in files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ WRITERS = 4  # threads that write files of states
 
 
 class States(ABC):
-    """The states of all clients, kept on `device`. A client that never took part has the state that `fresh(ids)`
-    makes."""
+    """The states of all clients, kept on `device`. A client that never took part has the state `fresh(ids)`."""
 
     def __init__(self, fresh: Fresh, device: torch.device | str = "cpu") -> None:
         self._fresh, self.device = fresh, torch.device(device)
@@ -52,7 +51,7 @@ class States(ABC):
         return stack([rows(made, at[i]) if i in at else self._read(int(c), made) for i, c in enumerate(ids)])
 
     def commit(self, ids: Tensor, states: Tree, round: int) -> None:
-        """Keep the new states of clients whose updates were accepted, after a check of shapes and dtypes."""
+        """Keep the new states of clients whose updates were accepted. Shapes and dtypes must not change."""
         if not len(ids):
             return
         check(states, tree_map(lambda leaf: leaf.expand(len(ids), *leaf.shape[1:]), self._one), "client state")
@@ -75,18 +74,18 @@ class States(ABC):
 
     @abstractmethod
     def snapshot(self) -> Tree:
-        """What a checkpoint must hold."""
+        """The states as a checkpoint holds them."""
 
     @abstractmethod
     def restore(self, saved: Tree) -> None:
-        """Back to a snapshot."""
+        """Return to a snapshot."""
 
-    def forget(self, saved: Tree) -> None:  # noqa: B027 (most have nothing to drop)
-        """`saved` is now in a checkpoint: drop what neither it nor the checkpoint before needs."""
+    def forget(self, saved: Tree) -> None:  # noqa: B027 (states in memory have no files)
+        """`saved` is now in a checkpoint: drop files that neither it nor the checkpoint before needs."""
 
 
 class InMemory(States):
-    """One row a client that took part; a checkpoint holds them all."""
+    """States in memory. A checkpoint holds them all."""
 
     def __init__(self, fresh: Fresh, device: torch.device | str = "cpu") -> None:
         super().__init__(fresh, device)
@@ -102,28 +101,27 @@ class InMemory(States):
         self._rows[client] = tree_map(torch.clone, state)  # a view would keep the whole cohort in memory
 
     def snapshot(self) -> Tree:
-        """(ids, stacked rows), or None before anybody had a state."""
+        """(ids, stacked rows), or None if no client has a state."""
         if not self._rows:
             return None
         clients = sorted(self._rows)
         return torch.tensor(clients), stack([to(self._rows[c], "cpu") for c in clients])
 
     def restore(self, saved: Tree) -> None:
-        """The rows of a snapshot."""
         if isinstance(saved, Tensor):
-            raise CheckpointError("the run keeps the clients' states in files: give state_memory as before")
+            raise CheckpointError("the run keeps the client states in files: give the same state_memory")
         self._rows = (
             {} if saved is None else {c: to(rows(saved[1], i), self.device) for i, c in enumerate(saved[0].tolist())}
         )
 
 
 class OnDisk(States):
-    """One immutable file a client and round, for states that outgrow memory. The checkpoint holds the map
-    client → round; a file that a checkpoint names is never written again, so a kill cannot tear them apart.
+    """States in immutable files, one for each client and round. The checkpoint holds the map client → round. A file
+    that a checkpoint names is never written again, so a kill leaves both consistent.
 
-    Files are written for a checkpoint. Up to `room` bytes on `device` hold the states that were committed last; those
-    that no longer fit are written, if they have not been. Of several ranks that share a folder only one `writes`, and
-    there must be no room: the others read what it has written.
+    Files are written for a checkpoint. Up to `room` bytes on `device` hold the states that were committed last; states
+    that do not fit are written at once. Of several ranks that share a folder only one `writes`, and `room` must be 0,
+    so that the others read its files.
     """
 
     def __init__(
@@ -171,19 +169,18 @@ class OnDisk(States):
             self._unwritten.remove(client)
 
     def _map(self) -> Tensor:
-        """Who has a state, and of which round, [clients, 2]."""
+        """The clients that have a state, and the state's round, [clients, 2]."""
         return torch.tensor(sorted(self._round.items()), dtype=torch.int64).view(-1, 2)
 
     def snapshot(self) -> Tree:
-        """The map, all of whose states are in files."""
+        """The map, after all its states are written."""
         with ThreadPoolExecutor(WRITERS) as pool:
             list(pool.map(self._file, tuple(self._unwritten)))
         return self._map()
 
     def restore(self, saved: Tree) -> None:
-        """The map of a snapshot; None (a run that had none yet) is the empty map."""
         if not isinstance(saved, Tensor | None):
-            raise CheckpointError("the run keeps the clients' states in memory: give state_memory as before")
+            raise CheckpointError("the run keeps the client states in memory: give the same state_memory")
         self._round = {} if saved is None else dict(saved.tolist())
         self._held, self._unwritten = {}, set()
         self._kept = deque([] if saved is None else [saved], maxlen=CHECKPOINTS)

@@ -1,4 +1,4 @@
-"""A share of a round: what any engine does with a group of clients, whoever and wherever it is."""
+"""A share of a round: the computation of a group of clients, the same in every engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from consilience.tasks.task import Task
 
 @dataclass
 class Share:
-    """What a group of clients produced. `update` is summed over accepted clients for additive methods, else it has
+    """The result of a group of clients. `update` is summed over accepted clients for additive methods, else it has
     a row for each of `accepted`; `states` and `notes` have a row for each of `accepted`."""
 
     update: Tree = None
@@ -33,7 +33,7 @@ class Share:
     bytes_up: int = 0
 
     def merge(self, other: Share, additive: bool) -> Share:
-        """Both groups together."""
+        """The share of both groups together."""
         if not other.accepted:
             update, states, notes = self.update, self.states, self.notes
         elif not self.accepted:
@@ -54,7 +54,7 @@ class Share:
         )
 
     def facts(self) -> dict[str, Any]:
-        """All but the tensors, as plain data."""
+        """Everything but the tensors, as plain data."""
         return {
             "accepted": self.accepted,
             "rejected": list(self.rejected.items()),
@@ -67,7 +67,7 @@ class Share:
     def of(
         cls, facts: dict[str, Any], update: Tree = None, states: Tree = None, notes: tuple[Tensor, ...] = ()
     ) -> Share:
-        """A share from its facts and tensors; tensors that are elsewhere may be left out."""
+        """A share from its facts and, if they are here, its tensors."""
         named = dict(zip(facts["notes"], notes, strict=True)) if notes else {}
         rejected = dict(facts["rejected"])
         return cls(update, states, facts["accepted"], rejected, named, facts["guards"], facts["bytes_up"])
@@ -85,10 +85,10 @@ def chunks(ids: Tensor, size: int) -> Iterator[slice]:
 def compute(
     algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort, keep: torch.device | str = "cpu"
 ) -> Share:
-    """Run `local` for a cohort, refuse non-finite updates one by one, and sum what is left. New states go to the
-    device `keep`, where they live between rounds.
+    """Run `local` for a cohort, reject the clients with values that are not finite, and sum the other updates. New
+    states go to the device `keep`.
 
-    Refused rows are dropped by selection: 0 · NaN is NaN, so a weight of zero would not do."""
+    Rejected rows are dropped by selection: 0 · NaN is NaN, so a weight of zero would not do."""
     name = cohort.federation.name
     try:
         with guards.watch() as counts:
@@ -117,7 +117,7 @@ def compute(
 
 
 def check_rows(tree: Tree, clients: int, function: str, what: str = "") -> None:
-    """Refuse what an algorithm's `function` returned if it has not a row for each of the clients."""
+    """Raise an error if the result of an algorithm's `function` does not have a row for each client."""
     for name, leaf in leaves(tree):
         if not leaf.dim() or len(leaf) != clients:
             raise RecordError(
@@ -127,7 +127,7 @@ def check_rows(tree: Tree, clients: int, function: str, what: str = "") -> None:
 
 
 def _why(error: Exception, clients: int) -> str:
-    """What went wrong, in the error's own words, and what to do if torch cannot do it for several at once."""
+    """The error's own words, and advice where torch cannot compute several clients at once."""
     if not any(Path(frame.f_code.co_filename).name == "vmap.py" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return f"{type(error).__name__}: {error}"
     if clients > 1:
@@ -139,12 +139,12 @@ def _why(error: Exception, clients: int) -> str:
 
 
 def in_short(error: BaseException) -> str:
-    """An error's type and first sentence: torch's can be long."""
+    """An error's type and first sentence."""
     return f"{type(error).__name__}: {str(error).partition('. ')[0].rstrip('.')}"
 
 
 def _finite(sums: Tree) -> bool:
-    """Whether sums over clients are finite: then all their terms are, and nobody needs to be looked at."""
+    """Whether sums over clients are finite. If they are, so is every client's term."""
     flags = [leaf.isfinite().all() for _, leaf in leaves(sums)]
     return not flags or bool(torch.stack(flags).all())
 
@@ -161,5 +161,5 @@ def _not_finite(update: Tree, states: Tree, cohort: Cohort) -> dict[int, str]:
 
 
 def part_of(message: Tree, index: slice | Tensor) -> Tree:
-    """The message for some of the clients it was made for."""
+    """The part of a message for some of its clients."""
     return Addressed(message.shared, rows(message.own, index)) if isinstance(message, Addressed) else message

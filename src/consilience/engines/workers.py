@@ -1,7 +1,7 @@
-"""Worker processes of the simulator on CPU: forked, so that nothing needs to be serialised but messages.
+"""Worker processes of the simulator on CPU: forked, so that only messages are serialised.
 
-Two processes of one thread each beat one process of two threads on small networks: a thread pool meets after every
-little operation, processes meet once a round. What travels is packed records over pipes, never pickle.
+Two processes of one thread each are faster than one process of two threads on small networks: threads synchronise
+after every operation, processes once a round. Packed records travel over pipes, never pickle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Group = Callable[[Tensor, Tree, Tree, int, int | None], Share]
 
 
 def can_fork() -> bool:
-    """Whether a forked child could compute: not beside a GPU, whose driver and autograd threads do not survive it."""
+    """Whether a forked child can compute. It cannot beside a GPU, whose driver and autograd threads do not fork."""
     return sys.platform == "linux" and not torch.cuda.is_available()
 
 
@@ -49,8 +49,8 @@ class Pool:
     def run(
         self, ids: Tensor, message: Tree, states: Tree, round: int, additive: bool, limit: int | None = None
     ) -> Share:
-        """Deal the clients out like cards and merge the shares in the order of workers, so that sums do not depend
-        on who is done first."""
+        """Deal the clients out to the workers, and merge the shares in the order of workers, so that sums do not
+        depend on their speed."""
         hands = [slice(w, None, len(self._members)) for w in range(len(self._members))]
         busy = [(hand, member) for hand, member in zip(hands, self._members, strict=True) if len(ids[hand])]
         for hand, (_, connection) in busy:
@@ -80,8 +80,8 @@ class Pool:
 
 
 def _serve(connection: Connection, inherited: list[Connection], threads: int, group: Group) -> None:
-    """A worker's life: until the parent hangs up, or dies, which closes the pipe just as well."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    """Answer requests until the parent closes the pipe or dies, which closes it too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for other in inherited:
         other.close()
     torch.set_num_threads(threads)
@@ -104,8 +104,8 @@ def _serve(connection: Connection, inherited: list[Connection], threads: int, gr
 
 
 def keep_memory() -> None:
-    """Let freed memory stay with this process: a step frees and takes the same megabytes again and again, and to have
-    them from the kernel each time, page by page, can cost more than the arithmetic."""
+    """Keep freed memory in this process. Every step frees and takes the same megabytes, and to get them from the kernel
+    each time, page by page, can cost more than the arithmetic."""
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         mallopt = ctypes.CDLL(None).mallopt
         for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD

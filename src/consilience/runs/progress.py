@@ -1,4 +1,4 @@
-"""Progress on a terminal: a run's rounds with loss, score, clients a second and time to go; and many runs."""
+"""Progress on a terminal: of one run, with loss, score and speed; and of several runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-PAUSE = 0.1  # seconds between two looks at many runs
+PAUSE = 0.1  # seconds between two drawings of several runs
 
 
 def _display(shown: bool, **options: Any) -> Progress:
@@ -35,11 +35,11 @@ def _display(shown: bool, **options: Any) -> Progress:
 
 
 class Runs:
-    """Many runs on stderr: a bar of all of them over the rounds of the present one, which the `Bar` that is opened
-    meanwhile adds; silent where nobody looks.
+    """A bar for several runs on stderr, above the rounds of the present one, which a `Bar` adds. Silent without a
+    terminal.
 
-    It draws only when it is told something: a thread that draws would be there when the simulator forks its workers,
-    and a lock that it holds at that instant would never be free in them.
+    It draws only when it is updated. A thread that draws could hold a lock when the simulator forks its workers, and
+    the lock would never be free in them.
     """
 
     _present: ContextVar[Runs | None] = ContextVar("runs", default=None)
@@ -63,20 +63,20 @@ class Runs:
         Runs._present.reset(self._token)
 
     def begin(self, title: str) -> None:
-        """The next run, those before being over."""
+        """Begin the next run."""
         self.display.update(self._task, completed=self._begun, facts=title, refresh=True)
         self._begun += 1
 
     def draw(self) -> None:
-        """What is new, unless it was drawn just now."""
+        """Draw, at most every `PAUSE` seconds."""
         if time.monotonic() - self._drawn > PAUSE:
             self.display.refresh()
             self._drawn = time.monotonic()
 
 
 class Bar:
-    """A run's rounds on stderr, as a part of `Runs` where these are open; silent where nobody looks (`shown=False`, or
-    no terminal)."""
+    """A bar for a run's rounds on stderr, as a part of `Runs` if one is open. Silent without a terminal, or if not
+    `shown`."""
 
     def __init__(self, title: str, rounds: int, shown: bool, done: int = 0) -> None:
         self._runs = Runs._present.get()

@@ -31,7 +31,7 @@ FRAME, PADDING = 4, 3  # characters around the first column of a table, and arou
 
 @dataclass(frozen=True)
 class Row:
-    """One number of a table: mean and sample standard deviation over `n` seeds, and what a paper reports."""
+    """One number of a table: mean and sample standard deviation over `n` seeds, and a paper's figure."""
 
     method: str
     metric: str
@@ -43,9 +43,9 @@ class Row:
 
 @dataclass
 class Comparison:
-    """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `over` is what a row's n
-    counts. `scores` are those of every seed, `paired` how far methods are from the first one, `tuning` how their
-    settings were found, `out` where it was saved."""
+    """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `over` names the unit of a
+    row's n. `scores` has every seed's, `paired` the differences of methods to the first one, `tuning` the trials of
+    their settings, `out` the directory."""
 
     title: str
     text: str = ""
@@ -62,7 +62,7 @@ class Comparison:
     out: Path | None = field(default=None, init=False)
 
     def save(self, out: Path) -> None:
-        """comparison.json, which the report reads."""
+        """Write comparison.json, which the report reads."""
         self.out = out
         content = {key: value for key, value in asdict(self).items() if key != "out"}
         with explained(out):
@@ -83,8 +83,8 @@ class Comparison:
         return metrics, lines
 
     def tables(self, width: int = 10_000) -> list[Table]:
-        """Methods × metrics for the terminal, with the papers' figures where there are any. A posterior average has a
-        line of its own. Columns beyond `width` go into a further table."""
+        """Methods × metrics for the terminal, with papers' figures. A posterior average has its own line. Columns
+        beyond `width` go into a further table."""
         metrics, lines = self._lines()
         first = max((len(name) for name, _ in lines), default=0)
         widths = [max(len(metric), *(len(line[i]) for _, line in lines)) for i, metric in enumerate(metrics)]
@@ -101,7 +101,7 @@ class Comparison:
         return tables
 
     def print(self) -> None:
-        """The tables on stdout."""
+        """Print the tables."""
         console = Console(markup=False)
         for table in self.tables(console.width):
             console.print(table)
@@ -115,7 +115,7 @@ class Comparison:
         return display.table(["method", *metrics], [[name, *cells] for name, cells in lines], self.title)
 
     def frame(self, runs: bool = False) -> pandas.DataFrame:
-        """The table as a data frame; with `runs` every round of every run that was kept. Needs pandas."""
+        """The table as a data frame; with `runs`, every round of every stored run. Needs pandas."""
         if not runs:
             names = [column.name for column in fields(Row)]
             return frame([asdict(row) for row in self.rows], names).astype({"std": float, "paper": float})
@@ -125,7 +125,7 @@ class Comparison:
         return frame([{**who, **flat(line)} for who, run in zip(seeds, stored, strict=True) for line in run.history])
 
     def stored(self) -> Mapping[str, Sequence[RunFiles]]:
-        """What the runs behind it have left on disk, by method."""
+        """The stored runs, by method."""
         methods = list(dict.fromkeys(row.method for row in self.rows))
         return read_runs(self._place(), methods, self.runs)
 
@@ -153,5 +153,5 @@ def _cell(row: Row | None, most: int) -> str:
         return ""
     places = 0 if abs(row.mean) >= 100 else 3
     deviation = "" if row.std is None else f" ± {row.std:.{places}f}"
-    some = "" if row.n == most else f" ({row.n} of {most})"  # the others never got there
+    some = "" if row.n == most else f" ({row.n} of {most})"  # the others have no score
     return f"{row.mean:.{places}f}{deviation}{some}" + ("" if row.paper is None else f" (paper {row.paper:g})")

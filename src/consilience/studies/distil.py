@@ -1,4 +1,4 @@
-"""Distillation: one network that imitates what a run predicts, learned from all clients' inputs in one place."""
+"""Distillation: one network that imitates a run's predictions, trained on all clients' inputs in one place."""
 
 from __future__ import annotations
 

@@ -16,15 +16,16 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing to tune: the paths of the settings that it turns together, and where it may stand."""
+    """One degree of freedom: the paths of settings that are tuned together, and their range."""
 
     paths: tuple[str, ...]
     within: Range | Choice
 
 
 def knobs(method: Any) -> list[Knob]:
-    """What a method declares worth tuning, at any depth: "server.lr", "then.infer.train.lr". Settings of the same kind
-    of component that are equal now stay equal, as for both methods of a Switch. What is None is off, and stays so."""
+    """The settings that a method declares in `ranges`, at any depth: "server.lr", "then.infer.train.lr". Settings of
+    the same kind of component that are equal stay equal, as for both methods of a Switch. A setting that is None stays
+    None."""
     together: dict[Any, list[tuple[str, Range | Choice]]] = {}
     for path, within in _declared(method).items():
         *way, name = path.split(".")
@@ -40,7 +41,7 @@ def knobs(method: Any) -> list[Knob]:
 
 
 def _declared(component: Any) -> dict[str, Range | Choice]:
-    """Ranges by path, the parts' own first: what the component says of its parts goes before."""
+    """Ranges by path. A component's range of a part's setting has precedence over the part's own."""
     found: dict[str, Range | Choice] = {}
     for field in fields(component) if is_dataclass(component) else ():
         part = getattr(component, field.name)
@@ -50,7 +51,7 @@ def _declared(component: Any) -> dict[str, Range | Choice]:
 
 
 def settings(method: Any) -> Settings:
-    """The present values of all that is worth tuning."""
+    """The present values of all settings that can be tuned."""
     found = {}
     for path in (path for knob in knobs(method) for path in knob.paths):
         value = method
@@ -72,8 +73,8 @@ def with_settings(component: Any, values: Mapping[str, Any]) -> Any:
 
 
 def candidates(label: str, method: Method, trials: int, seed: int = 0) -> list[Settings]:
-    """The settings of every trial: those that the method has, then draws. The first ones do not depend on how many
-    there are; a method with nothing to tune has one trial."""
+    """The settings of every trial: the method's own, then draws. They do not depend on the number of trials. A method
+    with nothing to tune has one trial."""
     if trials < 1:
         raise ConfigError(f"tune must be at least 1, got {trials}")
     found = [settings(method)]

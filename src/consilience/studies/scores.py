@@ -17,7 +17,7 @@ SAME = 1e-12  # of the largest difference: how much differences vary by rounding
 
 
 def _spread(values: list[float]) -> tuple[float, float | None]:
-    """Mean and deviation; a score that is undefined or infinite for some seed has no deviation."""
+    """Mean and standard deviation; no deviation if a score is undefined or infinite for some seed."""
     return spread(values) if all(map(math.isfinite, values)) else (sum(values) / len(values), None)
 
 
@@ -30,7 +30,7 @@ class Scores:
     by_client: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
 
     def add(self, run: Run, method: str, seed: int, measured: Mapping[str, float], target: float | None) -> None:
-        """What a run is worth, and what it cost; `measured` goes before what is known of every run."""
+        """Add a run's scores and costs; `measured` has precedence over costs."""
         evaluation = run.evaluation
         assert evaluation is not None  # a setting has test data
         averaged = {f"{metric}{MARGINAL}": value for metric, value in (evaluation.marginal or {}).items()}
@@ -66,7 +66,7 @@ class Scores:
         ]
 
     def paired(self, methods: Sequence[str]) -> list[dict[str, Any]]:
-        """How far every method is from the first one, seed by seed, for every metric with a better and a worse."""
+        """The differences of every method to the first one, paired by seed, for every metric with a direction."""
         entries = []
         for (method, metric), values in self.by_metric.items():
             first = self.by_metric.get((methods[0], metric), {})
@@ -78,8 +78,8 @@ class Scores:
 
 
 def costs(run: Run, target: float | None = None) -> dict[str, float]:
-    """Seconds of training and megabytes sent, up and down, over all rounds; with a `target`, the first round whose
-    accuracy (or else first score that rises) is at least that, if there is one."""
+    """Seconds of training and megabytes sent, up and down, over all rounds; with a `target`, also the first round whose
+    accuracy (or else the first score for which higher is better) is at least `target`."""
     sent = sum(line["bytes_up"] + line["bytes_down"] for line in run.history)
     found = {"seconds": sum(line["seconds"] for line in run.history), "MB sent": sent / 1e6}
     scores = [(line["round"], line["eval"]) for line in run.history if "eval" in line]
@@ -87,15 +87,17 @@ def costs(run: Run, target: float | None = None) -> dict[str, float]:
         return found
     rising = [metric for metric in scores[-1][1] if direction(metric) > 0]
     if not rising:
-        raise ConfigError(f"target is for a score that rises, and there is none: {', '.join(scores[-1][1])}")
+        raise ConfigError(
+            f"target needs a score for which higher is better, and there is none: {', '.join(scores[-1][1])}"
+        )
     metric = "accuracy" if "accuracy" in rising else rising[0]
     reached = rounds_to([(number, values[metric]) for number, values in scores], target, window=1)
     return found if reached is None else {**found, f"rounds to {target:g}": float(reached)}
 
 
 def paired_test(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """The mean difference of pairs (a, b), its 95 % interval and p by Student's t; without these for fewer than three
-    pairs, or differences that are all the same."""
+    """The mean difference of pairs (a, b), its 95 % interval and p by Student's t; these are None for fewer than three
+    pairs, or if all differences are equal."""
     from scipy import stats  # not needed by most commands, and slow to import
 
     differences = [a - b for a, b in pairs]

@@ -12,7 +12,7 @@ from consilience.tasks.task import Task
 
 @dataclass(frozen=True)
 class Setting:
-    """What methods are compared on."""
+    """A task, the clients, and the test data."""
 
     task: Task
     federation: Federation

@@ -1,7 +1,7 @@
 """tune: the same number of trials for every method, on a validation part of the training data.
 
-A method has settings that matter, declared by its components (`ranges`). Trial 0 is the method as it was given, the
-others are random draws; what does best on validation data is kept. Test data is never looked at.
+Components declare the settings worth tuning in `ranges`. Trial 0 is the method as given, the others are random draws.
+The settings with the best score on validation data are kept. Test data is not used.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from consilience.studies.knobs import candidates, with_settings
 from consilience.studies.setting import Setting
 
 log = logging.getLogger("consilience")
-VALIDATION = 0.2  # the share of every client's training examples that trials are judged by
-DIVERGED = "diverged.txt"  # in a trial's directory: why it is not gone on with
+VALIDATION = 0.2  # the share of every client's training examples that trials are scored on
+DIVERGED = "diverged.txt"  # in a trial's directory: why it ended
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The methods with the settings that did best, and how these were found: an entry a method, as comparison.json has
-    them. A trial that diverged has the score None."""
+    """The methods with their best settings, and all trials: one entry a method, as in comparison.json. A trial that
+    diverged has the score None."""
 
     methods: dict[str, Method]
     tuning: list[dict[str, Any]]
 
 
 class _Diverged(ConsilienceError):  # noqa: N818 (it is no error)
-    """Nobody's update could be used: the trial is over."""
+    """No update was finite: the trial ends."""
 
 
 def tune(
@@ -63,9 +63,11 @@ def tune(
     on_trial: Callable[[str, int], None] | None = None,
     **options: Any,
 ) -> Tuned:
-    """Every method's best of `trials` trials with the same `options` of `fit`, by the score `select` (NLL where there
-    is one, else the first that has a better and a worse) on a fifth of every client's training examples, which trials
-    do not learn from. A trial that diverges is the worst. With `out`, trials are runs in out/tuning/label/trial-k."""
+    """Every method's best of `trials` trials with the same `options` of `fit`.
+
+    Trials are scored by `select` (NLL if there is one, else the first score with a direction) on a fifth of every
+    client's training examples, which trials do not learn from. A trial that diverges is the worst. With `out`, trials
+    are runs in out/tuning/label/trial-k."""
     must_simulate(options)
     planned = {label: candidates(label, method, trials, seed) for label, method in methods.items()}
     versions = {label: [with_settings(methods[label], drawn) for drawn in found] for label, found in planned.items()}
@@ -75,7 +77,7 @@ def tune(
     tuned = Tuned({}, [])
     for label, found in planned.items():
         if not found[0]:
-            log.warning("%s has no settings with ranges: nothing to tune, it is run as it is", label)
+            log.warning("%s has no settings with ranges: nothing to tune, it is run as given", label)
         scores: list[float | None] = []
         for k, version in enumerate(versions[label]):
             if on_trial is not None:
@@ -87,7 +89,7 @@ def tune(
             scores.append(None if scored is None or select is None else _finite(scored[select]))
         best = _best(scores, direction(select or ""))
         if scores[best] is None:
-            log.warning("all trials of %s diverged: it is run as it is", label)
+            log.warning("all trials of %s diverged: it is run as given", label)
         tuned.methods[label] = versions[label][best]
         trial_list = [{"settings": drawn, "score": score} for drawn, score in zip(found, scores, strict=True)]
         tuned.tuning.append(
@@ -104,14 +106,14 @@ def tune(
 
 
 def must_simulate(options: Mapping[str, Any]) -> None:
-    """Refuse an engine of many processes: each of them would write the files of all runs."""
+    """Refuse an engine of several processes: each of them would write the files of all runs."""
     if isinstance(options.get("engine"), Distributed):
-        raise ConfigError("many runs are made by the simulator: Distributed is for one, so fit them one by one")
+        raise ConfigError("Distributed is for one run: fit the methods one by one, or use the simulator")
 
 
 def _validation(setting: Setting, seed: int) -> tuple[Federation, Dataset | Federation]:
-    """(what trials learn from, what they are judged by). Clients are judged one by one, each by the model that it would
-    use, if that is how they will be tested."""
+    """(training data of trials, validation data). Each client is scored with its own belief if the test data is a
+    Federation too."""
     train, held = setting.federation.split(VALIDATION, seed=seed)
     if not held.examples:
         least = math.ceil(1 / VALIDATION)
@@ -123,16 +125,16 @@ def _validation(setting: Setting, seed: int) -> tuple[Federation, Dataset | Fede
 def _trial(
     method: Method, setting: Setting, train: Federation, out: Storage, resume: bool, name: str, **options: Any
 ) -> dict[str, float] | None:
-    """Validation scores of one run, None if it diverged; its directory remembers that."""
+    """Validation scores of one run; None if it diverged, which its directory notes."""
     where = out.directory
     resume = resume and where is not None
     if resume and where is not None and (where / DIVERGED).exists() and _same(where, method):
         return None
-    callbacks = [*options.pop("callbacks", ()), _nobody_left]
+    callbacks = [*options.pop("callbacks", ()), _must_accept]
     try:
         with _quiet():
             run = fit(method, setting.task, train, out=out, resume=resume, callbacks=callbacks, **options)
-        _nobody_left(run, run.history[-1])  # a resumed run calls nobody back
+        _must_accept(run, run.history[-1])  # a finished run has no callbacks
     except (_Diverged, ClientError, ArithmeticError, ValueError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -145,12 +147,12 @@ def _trial(
 
 
 def _same(where: Path, method: Method) -> bool:
-    """Whether a directory is of this method; `fit` says what else it is."""
+    """Whether a directory holds a run of this method."""
     there = RunDirectory(where).facts().get("algorithm")
     return bool(there == json.loads(json.dumps(describe(method))))
 
 
-def _nobody_left(_: Run, line: dict[str, Any]) -> None:
+def _must_accept(_: Run, line: dict[str, Any]) -> None:
     if not line["clients"]:
         raise _Diverged(f"no update of round {line['round']} was finite")
 
@@ -165,12 +167,12 @@ def _quiet() -> Iterator[None]:
         rejections.disabled = before
 
 
-# Of generators' scores those that a collapsed one cannot win.
+# Of generators' scores, those that a collapsed generator cannot win.
 PREFERRED = ("nll", "fid", "classifier_distance", "modes", "recall")
 
 
 def _metric(scores: Mapping[str, float], select: str | None) -> str:
-    """The score to go by; one that was asked for must be there, and have a better and a worse."""
+    """The score that selects. A given one must exist and have a direction."""
     usable = [metric for metric in scores if direction(metric)]
     if select is None and usable:
         return next((metric for metric in PREFERRED if metric in usable), usable[0])
@@ -184,5 +186,5 @@ def _finite(score: float) -> float | None:
 
 
 def _best(scores: Sequence[float | None], way: int) -> int:
-    """The first of the best; what diverged is worse than anything."""
+    """The first of the best. A trial that diverged is the worst."""
     return max(range(len(scores)), key=lambda k: -math.inf if (score := scores[k]) is None else way * score)

@@ -69,7 +69,7 @@ def test_states_on_disk_are_those_in_memory_and_old_files_go(tmp_path: Path) -> 
 def test_a_run_keeps_states_where_it_began_to(tmp_path: Path, first: int, then: int, place: str) -> None:
     task, federation = linear()
     fit(cs.LocalOnly(TRAIN), task, federation, out=tmp_path / "run", state_memory=first)
-    with pytest.raises(CheckpointError, match=f"keeps the clients' states in {place}: give state_memory as before"):
+    with pytest.raises(CheckpointError, match=f"keeps the client states in {place}: give the same state_memory"):
         fit(cs.LocalOnly(TRAIN), task, federation, rounds=6, out=tmp_path / "run", resume=True, state_memory=then)
 
 

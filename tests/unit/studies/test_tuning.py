@@ -228,7 +228,7 @@ def test_where_all_trials_diverge_the_method_stays_as_it_is(caplog):
     assert tuned.methods["FedAvg"].train.lr == 1e33
     (entry,) = tuned.tuning
     assert (entry["score"], entry["chosen"]["train.lr"]) == (None, 1e33)
-    assert "all trials of FedAvg diverged: it is run as it is" in caplog.text
+    assert "all trials of FedAvg diverged: it is run as given" in caplog.text
 
 
 @cs.algorithm
