@@ -18,8 +18,9 @@ from consilience.core.display import summary, summary_table
 from consilience.core.errors import CheckpointError, ConsilienceError, RecordError, TaskError
 from consilience.core.records import unpack
 from consilience.core.text import plural
-from consilience.data.dataset import Dataset, to_tensor
+from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.data.sources import to_tensor
 from consilience.evaluation.predictions import SAMPLES, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.metrics import Reliability
