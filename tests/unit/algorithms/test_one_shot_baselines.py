@@ -276,7 +276,7 @@ def test_settings_that_do_not_fit_are_refused(options, sentence):
 
 def test_a_network_that_has_grown_cannot_be_switched_from():
     task, train, _ = blobs()
-    with pytest.raises(ConfigError, match="PFNM has made a network of another size, which FedAvg cannot go on with"):
+    with pytest.raises(ConfigError, match="PFNM has made a network of another size, which FedAvg cannot continue from"):
         learn(cs.Switch(cs.PFNM(TRAIN, MANY), cs.FedAvg(), at=1), task, train, rounds=2)
     same = cs.PFNM(TRAIN, cs.matching.BetaBernoulli(mass=1e-300))
     switched = learn(cs.Switch(same, cs.FedAvg(STILL), at=1), task, train, rounds=2)

@@ -92,8 +92,8 @@ def test_a_cohort_is_trained_as_its_clients_one_by_one(make, shape):
         alone = copy.deepcopy(module).double()
         nn.utils.vector_to_parameters(theta[k], alone.parameters())
         value = nn.functional.cross_entropy(alone(x[k]), y[k])
-        slope = nn.utils.parameters_to_vector(torch.autograd.grad(value, list(alone.parameters())))
-        torch.testing.assert_close(gradient[k], slope, rtol=1e-9, atol=1e-11)
+        wanted = nn.utils.parameters_to_vector(torch.autograd.grad(value, list(alone.parameters())))
+        torch.testing.assert_close(gradient[k], wanted, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(loss[k], value.detach(), rtol=1e-11, atol=1e-11)
 
 
@@ -102,7 +102,7 @@ def test_a_federation_learns_with_it(make, shape):
     torch.manual_seed(0)
     y = torch.arange(24) % 2
     data = cs.Dataset(torch.randn(24, *shape) + 2.0 * y.view(-1, 1, 1, 1) - 1, y, classes=("dark", "bright"))
-    engine = cs.Simulator(device="cpu", workers=1)
+    engine = cs.Simulator(device="cpu", chunk=3, workers=1, threads=1)
     runs = cs.fit(
         cs.FedAvg(cs.SGD(lr=0.05, epochs=2, batch_size=4)),
         Classification(make(shape, 2)),
