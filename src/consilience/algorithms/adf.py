@@ -1,7 +1,5 @@
 """ADF: assumed density filtering, whose cavity is the whole posterior."""
 
-from __future__ import annotations
-
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.factors import Factors
 from consilience.core.gaussian import Gaussian

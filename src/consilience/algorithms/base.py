@@ -1,7 +1,5 @@
 """Algorithm: frozen hyperparameters and a few pure functions, for clients and server."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass

@@ -1,7 +1,5 @@
 """Downpour SGD: a server that steps along every client's gradients in turn (Dean et al., 2012)."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Ensemble: the server keeps every client's network and averages their predictions."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """FedAvg: clients train, the server averages (McMahan et al., 2017)."""
 
-from __future__ import annotations
-
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import Averaging, change
 from consilience.core.records import Point, Weighted

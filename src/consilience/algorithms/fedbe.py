@@ -1,7 +1,5 @@
 """FedBE: a Bayesian ensemble of models around the clients' mean (Chen & Chao, 2021)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

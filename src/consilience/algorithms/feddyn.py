@@ -1,7 +1,5 @@
 """FedDyn: clients' objectives change so that their optima agree (Acar et al., 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar

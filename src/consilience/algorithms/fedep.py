@@ -1,7 +1,5 @@
 """FedEP: federated learning as expectation propagation (Guo et al., 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch import Tensor

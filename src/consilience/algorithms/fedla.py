@@ -1,7 +1,5 @@
 """FedLA: online Laplace approximation, means weighted by Fisher information (Liu et al., 2021)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 

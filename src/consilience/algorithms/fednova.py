@@ -1,7 +1,5 @@
 """FedNova: clients' changes are divided by their numbers of steps (Wang et al., 2020)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

@@ -1,7 +1,5 @@
 """FedNP: a small latent z tells each client about the other clients' data (Wu et al., 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """FedPA: posterior averaging, the product of what clients believe on their own (Al-Shedivat et al., 2021)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

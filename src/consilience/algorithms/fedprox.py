@@ -1,7 +1,5 @@
 """FedProx: FedAvg with a proximal term (Li et al., 2020)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from consilience.algorithms.base import algorithm

@@ -1,7 +1,5 @@
 """FedSEP: expectation propagation without state at the clients (Guo et al., 2023)."""
 
-from __future__ import annotations
-
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.factors import Factors
 from consilience.core.gaussian import Gaussian

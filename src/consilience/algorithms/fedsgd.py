@@ -1,7 +1,5 @@
 """FedSGD: one gradient from each client a round."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """MOON: model-contrastive federated learning (Li et al., 2021)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """PFNM: the server matches the hidden units of clients' networks and fuses them into one (Yurochkin et al., 2019)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Private: differential privacy for clients, with any method whose updates add up (DP-FedAvg, McMahan et al., 2018)."""
 
-from __future__ import annotations
-
 import math
 import secrets
 from dataclasses import replace

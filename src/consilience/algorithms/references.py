@@ -1,7 +1,5 @@
 """Two references: no client shares anything, and all data is in one place."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Robust: aggregation that a few wrong or hostile clients cannot corrupt, for methods whose updates add up."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

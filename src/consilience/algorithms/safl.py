@@ -1,7 +1,5 @@
 """SA-FL: federated learning as stochastic approximation, with steps that taper off."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """SCAFFOLD: control variates correct the drift of a client's gradient (Karimireddy et al., 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal

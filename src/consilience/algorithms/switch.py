@@ -1,7 +1,5 @@
 """Switch: one method after another, such as FedEP after a FedAvg warm start."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from consilience.algorithms.base import Algorithm

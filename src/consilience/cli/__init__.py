@@ -1,7 +1,5 @@
 """The command: `consilience demo | run | compare | reproduce | report | list | flower`."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Annotated

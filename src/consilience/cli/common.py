@@ -1,7 +1,5 @@
 """Options, messages and endings that several commands share."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`consilience flower`: real federations, through Flower."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

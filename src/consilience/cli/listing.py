@@ -1,7 +1,5 @@
 """`consilience list`: names to choose from."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Annotated, Any

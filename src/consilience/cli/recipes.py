@@ -1,7 +1,5 @@
 """`consilience demo` and `consilience reproduce`: named experiments."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

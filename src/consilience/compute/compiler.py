@@ -1,7 +1,5 @@
 """Compiled functions whose first result is compared with plain code."""
 
-from __future__ import annotations
-
 import logging
 import types
 from collections.abc import Callable

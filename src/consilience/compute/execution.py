@@ -1,7 +1,5 @@
 """Where and how networks compute."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

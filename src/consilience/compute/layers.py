@@ -1,7 +1,5 @@
 """Layers that keep state: replaced by forms that clients can train side by side, or refused."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

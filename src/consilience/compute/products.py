@@ -1,7 +1,5 @@
 """Layers in the forms that are fast for cohorts on a GPU: convolutions as matrix products, norms over pixels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

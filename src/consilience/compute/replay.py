@@ -1,7 +1,5 @@
 """Local steps of a cohort, one by one or recorded as CUDA graphs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Taps: hooks on linear layers that see their inputs, for features and for Fisher information."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 

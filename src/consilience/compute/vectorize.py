@@ -1,7 +1,5 @@
 """One client's function as a function of cohorts, by autograd, vmap and the compiler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol, Self
 

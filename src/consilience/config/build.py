@@ -1,7 +1,5 @@
 """Methods, engines, data and tasks from a config."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Config files: TOML with overrides, validated."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar

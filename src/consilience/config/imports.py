@@ -1,7 +1,5 @@
 """Classes and functions from the user's own files and packages."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

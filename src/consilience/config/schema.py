@@ -1,7 +1,5 @@
 """The sections and keys that a config file may have. Components check their own arguments."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError

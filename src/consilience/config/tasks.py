@@ -1,7 +1,5 @@
 """Tasks from the sections [model] and [task] of a config."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of values against annotated types, by pydantic, for Python arguments and for config files."""
 
-from __future__ import annotations
-
 import inspect
 import numbers
 from collections.abc import Callable, Sequence

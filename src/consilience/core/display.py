@@ -1,7 +1,5 @@
 """Short reprs for notebooks: a line of text or a small HTML table, without tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any

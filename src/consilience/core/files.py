@@ -1,7 +1,5 @@
 """Atomic writes, and errors of writing in plain words."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

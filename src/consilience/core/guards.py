@@ -4,8 +4,6 @@ A silent guard would hide a bug, and an exception would end a run for one bad nu
 the engine writes the counts of a `watch()` block into the round's metrics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

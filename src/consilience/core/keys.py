@@ -6,8 +6,6 @@ operations, a client's numbers do not depend on the rest of the cohort, and inte
 its CPU and GPU streams differ.
 """
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 from collections.abc import Iterator, Sequence

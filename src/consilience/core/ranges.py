@@ -1,7 +1,5 @@
 """Ranges of hyperparameters for tuning: `ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

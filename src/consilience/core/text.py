@@ -1,7 +1,5 @@
 """Numbers, names and lists as text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

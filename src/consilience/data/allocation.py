@@ -1,7 +1,5 @@
 """Allocation of examples to clients by random shares: the arithmetic behind the partitioners."""
 
-from __future__ import annotations
-
 import heapq
 
 import numpy as np

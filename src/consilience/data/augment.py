@@ -2,8 +2,6 @@
 rest of the cohort. Inputs are normalised, so padding by zero is padding by the data set's mean.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Batch: the examples of one step, padded to a common size."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from consilience.core.records import record

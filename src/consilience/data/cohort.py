@@ -1,7 +1,5 @@
 """Cohort: the clients that are computed together, and their batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Every function gives each example to exactly one client, depends on its argument
 split in `Federation.how`. `data` may be a Dataset or anything that `Dataset.of` reads.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 

@@ -1,7 +1,5 @@
 """The local data of a site, in the forms in which sites store them: tables, folders of images, arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

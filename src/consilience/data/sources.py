@@ -1,7 +1,5 @@
 """Tensors from the forms in which users hold data: arrays, tables, torch and Hugging Face data sets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The ODE ẇ = h(w) that the mean of the clients' weights follows, and its clock."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

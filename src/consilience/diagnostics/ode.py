@@ -14,8 +14,6 @@ no rate. It does not say that w̄ follows one solution for ever, because a new o
 at a good place. With constant steps the distance stays as large as noise and drift make it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

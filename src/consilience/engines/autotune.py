@@ -1,7 +1,5 @@
 """The simulator's plan, chosen by timing a few local steps."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Several processes, each on its own GPU or core: ranks that torchrun starts share the clients of every round."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import logging

@@ -1,7 +1,5 @@
 """Plans: how a round's clients are computed. A resumed run follows the plan that was chosen first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Ranks: the processes that share a run. The simulator has one."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The contract between the round loop and an engine."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Client states between rounds: on the device, on the host, or in files."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections import deque

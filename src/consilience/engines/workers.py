@@ -4,8 +4,6 @@ Two processes of one thread each are faster than one process of two threads on s
 after every operation, processes once a round. Packed records travel over pipes, never pickle.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

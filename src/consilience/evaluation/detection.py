@@ -1,7 +1,5 @@
 """Detection of out-of-distribution examples by predictive uncertainty."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from consilience.core.beliefs import Belief

@@ -1,7 +1,5 @@
 """Predictions of a belief: of one network, averaged over draws of a posterior, or of an ensemble."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Generated examples, and the form in which evaluation.json stores them: images, or points with a map of scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

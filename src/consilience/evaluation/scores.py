@@ -1,7 +1,5 @@
 """Evaluation: the scores of a belief about the weights on test data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any

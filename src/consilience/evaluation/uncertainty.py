@@ -1,7 +1,5 @@
 """Uncertainty of predictions: entropies, their aleatoric and epistemic parts, and their histograms."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

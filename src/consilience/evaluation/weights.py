@@ -1,7 +1,5 @@
 """A summary of the posterior's marginals of single weights, for the report."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

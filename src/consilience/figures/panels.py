@@ -1,7 +1,5 @@
 """Panels of an experiment's own figure, as plain data that the report draws."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from consilience.core.errors import ConsilienceError

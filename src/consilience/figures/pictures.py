@@ -1,7 +1,5 @@
 """Pictures in a table, as plain data: maps of the plane and grids of images, as base64 text."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -1,7 +1,5 @@
 """The Flower apps of a federation: one for the server, one for the sites, with the same method and task."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The client's side: answers the server's requests with the site's own data and states."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

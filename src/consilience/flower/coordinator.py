@@ -1,7 +1,5 @@
 """The server's view of the sites that are online: waits for them, sends requests by site name, yields replies."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """One attempt at a round: training requests to the chosen clients, and their checked replies."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

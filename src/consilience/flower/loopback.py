@@ -1,7 +1,5 @@
 """A federation on one machine: a SuperLink and SuperNodes as processes on free ports, to try an app before use."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

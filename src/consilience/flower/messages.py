@@ -1,7 +1,5 @@
 """Messages between the server and the sites: checked JSON for plain values, packed records for tensors."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict

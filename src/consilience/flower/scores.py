@@ -1,7 +1,5 @@
 """Scores that sites give the model on their held-out examples: checked one by one, then pooled."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The server's knowledge of client states that are on the clients' own disks."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch

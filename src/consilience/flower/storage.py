@@ -4,8 +4,6 @@ Nothing is committed or rolled back. The server's next request names the file to
 request, or a node or server that was killed leaves a file that no request will name again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

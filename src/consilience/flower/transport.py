@@ -1,7 +1,5 @@
 """Messages to nodes and their replies, through Flower's grid."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Checks of a site's update before it changes the global model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 

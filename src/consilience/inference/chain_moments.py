@@ -1,7 +1,5 @@
 """A site from a GAN's chain: where the weights are, and how far each one moves."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Laplace: the curvature at the mean as diagonal Fisher information."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

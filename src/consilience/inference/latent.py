@@ -1,7 +1,5 @@
 """Parts of FedNP's inference about a latent z: the predicted layer, and two divergences of diagonal Gaussians."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from consilience.core.errors import ConfigError, TaskError, nearest

@@ -1,7 +1,5 @@
 """MCMC: the precision from the variance of a chain's samples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Newton: exact inference for linear-Gaussian models, Laplace's with the full Hessian for logistic ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """NGVI: the curvature by natural-gradient variational inference."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

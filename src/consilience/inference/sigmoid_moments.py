@@ -13,8 +13,6 @@ Z has no closed form. An approximation is an elementwise function (f, m, s) → 
 true u lies in [0, 1), because σ is log-concave.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Tilted inference: a Gaussian approximation of a client's likelihood times its cavity."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass

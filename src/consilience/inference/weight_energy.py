@@ -1,7 +1,5 @@
 """Energies of Gaussian priors on many samples of many weights, without the constant of 2π."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

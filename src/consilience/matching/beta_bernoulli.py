@@ -1,7 +1,5 @@
 """Matching by a Beta-Bernoulli process: the model behind PFNM (Yurochkin et al., 2019)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Clustering: from all clients' units of one layer to global units."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field

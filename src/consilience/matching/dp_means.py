@@ -1,7 +1,5 @@
 """DP-means (Kulis & Jordan, 2012): units cluster by distance, whatever their clients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

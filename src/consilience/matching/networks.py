@@ -1,7 +1,5 @@
 """match: fuse several networks of the same depth into one, and infer its width."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

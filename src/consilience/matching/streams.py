@@ -1,7 +1,5 @@
 """Streams: each client's counts, and the network that it continues from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Scores of generated samples by a classifier, and the Fréchet distance of its features."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

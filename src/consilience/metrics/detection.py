@@ -1,7 +1,5 @@
 """Detection of out-of-distribution examples by a score."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

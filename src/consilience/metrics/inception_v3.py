@@ -1,7 +1,5 @@
 """Inception v3 with the weights that define FID."""
 
-from __future__ import annotations
-
 import importlib.util
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Judge: a score of generated samples; and what judges share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol

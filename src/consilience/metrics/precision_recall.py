@@ -1,7 +1,5 @@
 """Precision and recall of generated samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

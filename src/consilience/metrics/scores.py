@@ -1,7 +1,5 @@
 """Scores of a set of predictions, as a dict of plain numbers. All averages are over examples."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Summaries of a metric for tables: mean and standard deviation over seeds, and the better direction."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Sequence

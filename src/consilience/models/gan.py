@@ -4,8 +4,6 @@ The first child of a generator and the last child of a discriminator are linear.
 other layers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """LeNet-5 in its modern form."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import nn

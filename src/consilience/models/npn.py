@@ -4,8 +4,6 @@ A layer takes the means and variances of independent units, `layer(mean, var)`, 
 pair. Layers ignore correlations, which linear layers create.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """ResNets for small images, with GroupNorm: BatchNorm's statistics do not federate."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Bag of words: texts as the frequencies of their words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

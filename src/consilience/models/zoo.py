@@ -1,7 +1,5 @@
 """Networks as functions of the example's shape and the number of outputs, and GANs of the shape alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Means over the steps of an epoch (iterate averaging)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Chain: how a client's weights move while they see its data, epoch by epoch."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Client optimisers. Their memory, such as momentum, is 0 at the start of each round."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

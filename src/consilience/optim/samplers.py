@@ -3,8 +3,6 @@
 The objective is a mean over the client's n examples, so lr is n times the step size of the papers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ A schedule is a function of n = 1, 2, …, the number of rounds, local epochs or
 client counts as if it had taken part in every round, so it needs no memory.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Recipes: named experiments that write a table, figures and a report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

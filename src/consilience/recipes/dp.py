@@ -1,7 +1,5 @@
 """The cost of privacy: accuracy on MNIST against ε, at 6,000 clients of ten images each."""
 
-from __future__ import annotations
-
 from consilience.algorithms import FedAvg, Private
 from consilience.algorithms.base import Algorithm
 from consilience.data import load, partition

@@ -1,7 +1,5 @@
 """EP-GAN on images: every client has one class, or all clients have all classes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """EP-GAN's first example: four clients have one Gaussian each, and should learn all four."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Variants of EP-GAN for studies: without a signal, as printed, and with another p₀."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedEP on linear regression, where the posterior of the pooled data is known."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedSEP at clients that rarely take part twice: the tags of Stack Overflow's questions, by user."""
 
-from __future__ import annotations
-
 import torch
 
 from consilience.data import partition

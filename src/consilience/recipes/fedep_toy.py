@@ -1,7 +1,5 @@
 """FedEP's toy problem: the product of two clients' Gaussians."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import ClassVar

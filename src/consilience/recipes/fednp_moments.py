@@ -1,7 +1,5 @@
 """FedNP's tilted moments: the errors and the cost of four approximations."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """FedNP's toy regression: its settings, table and figures. The problem itself is in parabola.py."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterable, Sequence

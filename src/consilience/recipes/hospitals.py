@@ -1,7 +1,5 @@
 """Four hospitals train a model of heart disease together (UCI heart disease: a natural federation)."""
 
-from __future__ import annotations
-
 import torch
 
 from consilience.algorithms import FedAvg, FedEP, FedProx, LocalOnly, Pooled

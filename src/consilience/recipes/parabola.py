@@ -1,7 +1,5 @@
 """FedNP's toy problem: three clients hold three pieces of a parabola and fit a cubic together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 

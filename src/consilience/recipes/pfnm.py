@@ -1,7 +1,5 @@
 """PFNM's experiments: clients train their own networks, communicate once, and the server fuses them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Local networks of one federation, and the scores of methods that fuse them in one exchange."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

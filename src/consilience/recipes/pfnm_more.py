@@ -1,7 +1,5 @@
 """PFNM beyond one exchange: sensitivity to its settings, several rounds, and streams."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

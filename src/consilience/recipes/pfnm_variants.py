@@ -1,7 +1,5 @@
 """Variants of PFNM's matching for studies: as printed, as in the authors' code, and without a penalty."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

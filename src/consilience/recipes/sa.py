@@ -1,7 +1,5 @@
 """SA-FL's benchmarks: tapering steps against constant ones, on three splits of four data sets."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """SA-FL where the minimiser is known: the distance of the mean weights from their ODE, and rates of convergence."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

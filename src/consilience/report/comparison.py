@@ -1,7 +1,5 @@
 """The report of a comparison: several methods on one federation, over seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

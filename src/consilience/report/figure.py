@@ -1,7 +1,5 @@
 """Figures for notebooks and papers: drawings in a grid, with a legend and a caption."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ cs.plot(run).curves("accuracy", "nll")
 cs.plot(run).reliability().save("calibration.pdf")
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of one run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

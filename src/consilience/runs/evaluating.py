@@ -1,7 +1,5 @@
 """When a run is evaluated, and what its last evaluation has in addition."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """fit: one method on one federation. All arguments are checked before anything is written; then the loop runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path

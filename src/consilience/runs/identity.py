@@ -1,7 +1,5 @@
 """What a run is: a description in plain data, and the differences between two descriptions."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import fields, is_dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Ctrl-C: the run stops after the round, and can be resumed."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

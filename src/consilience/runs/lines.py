@@ -1,7 +1,5 @@
 """A round's line of metrics, and warnings about rejected updates."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loop over a run's stages. It knows engines and records, but no method."""
 
-from __future__ import annotations
-
 import json
 import logging
 import zlib

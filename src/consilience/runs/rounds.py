@@ -1,7 +1,5 @@
 """The rounds of one stage of a run."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The frozen settings of a run, and its stages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

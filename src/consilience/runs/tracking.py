@@ -1,7 +1,5 @@
 """Callbacks that write every round to a CSV file or to TensorBoard."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 They act on any record leaf by leaf: on weights for FedAvg, on natural parameters for Bayesian methods.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """compare: several methods on the same federation, with the same budget, over several seeds."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -1,7 +1,5 @@
 """Distillation: one network that imitates a run's predictions, trained on all clients' inputs in one place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The settings of a method that are worth tuning, as its components declare them in `ranges`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any

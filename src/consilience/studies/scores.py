@@ -1,7 +1,5 @@
 """Scores over seeds: means, costs, and paired differences between methods."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The task and the data that methods are compared on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from consilience.core.errors import ConfigError

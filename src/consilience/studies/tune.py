@@ -4,8 +4,6 @@ Components declare the settings worth tuning in `ranges`. Trial 0 is the method 
 The settings with the best score on validation data are kept. Test data is not used.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -4,8 +4,6 @@ F(θ) = E_x E_{y ~ p(y|x,θ)} (∂ log p(y|x,θ) / ∂θ)², with one draw of y 
 differ by rounding only.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap

@@ -1,7 +1,5 @@
 """Likelihoods p(y | output) of labels, numbers, or several labels at once."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Several generators, or several discriminators, that share all but one layer."""
 
-from __future__ import annotations
-
 import copy
 import zlib
 

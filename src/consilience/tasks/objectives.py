@@ -1,7 +1,5 @@
 """Objectives of a GAN: the losses of discriminator and generator as functions of scores."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Supervised tasks: a network and a likelihood of its targets."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from typing import Any

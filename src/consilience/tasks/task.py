@@ -1,7 +1,5 @@
 """Task: networks and a loss as functions of one flat vector, for one client and for cohorts."""
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """BayesGAN: samples of generators and discriminators, with a Gaussian prior (Saatchi & Wilson, 2017), federated."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

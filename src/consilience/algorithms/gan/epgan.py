@@ -1,7 +1,5 @@
 """EP-GAN: Bayesian GANs whose prior is made of factors from all clients (anonymous, under review at ICLR 2022)."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """F2A: the generator plays against a soft maximum of all clients' discriminators (Yonetani et al., 2019)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 

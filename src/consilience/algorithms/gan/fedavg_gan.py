@@ -1,7 +1,5 @@
 """FedAvg-GAN: the server trains the generator, clients train the discriminator (Augenstein et al., 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

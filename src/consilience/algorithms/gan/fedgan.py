@@ -1,7 +1,5 @@
 """FedGAN: clients train GANs, the server averages both networks (Rasouli et al., 2020)."""
 
-from __future__ import annotations
-
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.gan.players import Players
 

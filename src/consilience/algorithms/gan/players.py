@@ -1,7 +1,5 @@
 """Players: clients train generators and discriminators on their own examples, and the server averages both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

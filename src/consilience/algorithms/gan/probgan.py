@@ -1,7 +1,5 @@
 """ProbGAN: the prior of the generators is their last posterior (He et al., 2019), federated."""
 
-from __future__ import annotations
-
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.gan.players import NOISY, Players
 from consilience.optim import Chain

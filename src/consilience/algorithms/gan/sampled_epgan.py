@@ -1,7 +1,5 @@
 """SampledEPGAN: EP-GAN with sites from the moments of the clients' chains."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from consilience.algorithms.base import algorithm

@@ -1,7 +1,5 @@
 """ServerGenerator: the server trains the generator, clients train discriminators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ε of differential privacy, by Google's dp_accounting."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Averaging: the server steps along the weighted mean of the clients' changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

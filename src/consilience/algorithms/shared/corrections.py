@@ -1,7 +1,5 @@
 """Control variates: what methods that correct clients' gradients share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Factors: clients send Gaussian factors, the server multiplies them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

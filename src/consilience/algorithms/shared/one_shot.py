@@ -1,7 +1,5 @@
 """One-shot learning: clients train their own networks, and the server sees them one by one."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any, ClassVar
 

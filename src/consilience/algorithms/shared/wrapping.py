@@ -1,7 +1,5 @@
 """Wrapping: methods that hold another method and change the updates that its server receives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

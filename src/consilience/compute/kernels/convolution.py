@@ -12,8 +12,6 @@ two arguments, so the gradients of each are the other two. The axis that `vmap` 
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ result, and to fetch it from memory once.
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

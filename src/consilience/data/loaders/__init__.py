@@ -1,7 +1,5 @@
 """Data sets by name: `load("mnist")` reads the published files from a folder and downloads nothing."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path

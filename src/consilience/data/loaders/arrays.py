@@ -1,7 +1,5 @@
 """Arrays x and y in a .npz or .safetensors file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A cache of decoded images in the user's cache folder."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """EMNIST by writer: LEAF's images of digits and letters, as published by TFF or Hugging Face."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Data files: where they are, how they are read, and errors for missing or damaged ones."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import zlib

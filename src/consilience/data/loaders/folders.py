@@ -1,7 +1,5 @@
 """Folders of images, one folder for each class."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

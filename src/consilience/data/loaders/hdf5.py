@@ -1,7 +1,5 @@
 """TFF's HDF5 form: a group "examples" with a group for every client, which holds its columns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The MNIST family: idx files, with or without gzip."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny-ImageNet: a folder of small JPEGs for each class."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from functools import partial

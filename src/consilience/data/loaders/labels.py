@@ -1,7 +1,5 @@
 """Class names as numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

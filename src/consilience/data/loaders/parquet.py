@@ -1,7 +1,5 @@
 """Images in Hugging Face's parquet layout: a column of encoded images, columns of integer labels."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

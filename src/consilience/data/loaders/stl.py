@@ -1,7 +1,5 @@
 """STL-10 in its binary form: bytes without a header."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

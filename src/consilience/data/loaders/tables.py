@@ -1,7 +1,5 @@
 """Small tables that come with the installation: heart disease in four hospitals, scikit-learn's digits."""
 
-from __future__ import annotations
-
 import math
 from importlib import resources
 from pathlib import Path

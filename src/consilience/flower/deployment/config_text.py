@@ -1,7 +1,5 @@
 """The text of a new app's config.toml, with comments and short tables on one line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

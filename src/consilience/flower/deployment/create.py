@@ -1,7 +1,5 @@
 """Writes a new Flower app from the config of a simulation, with the same model and method."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -5,8 +5,6 @@ others start runs, and so run code at every site, register keys, and hand out th
 So the SuperLink should be reachable from its own machine only, and sites should reach this proxy.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import ssl

@@ -4,8 +4,6 @@ In a page, colours are CSS variables, so one SVG serves light and dark pages. Te
 and can be searched and copied. A file has the colours of a light page.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import re

@@ -1,7 +1,5 @@
 """Charts of runs: curves, clients and their classes, reliability diagrams, scores, points."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

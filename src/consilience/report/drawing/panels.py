@@ -1,7 +1,5 @@
 """An experiment's own panels: lines, dots, ellipses and heat maps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Charts of rows: histograms, densities, intervals, spreads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

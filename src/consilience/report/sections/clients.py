@@ -1,7 +1,5 @@
 """Scores at each client, and how much they differ."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Algorithms, settings and software of runs."""
 
-from __future__ import annotations
-
 import json
 
 from consilience.core import text

@@ -1,7 +1,5 @@
 """Learning curves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from consilience.core import text

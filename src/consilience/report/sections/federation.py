@@ -1,7 +1,5 @@
 """The federation: its data, its traffic, rejected updates and numerical guards."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Results of a comparison: the table, differences between methods, and tuning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

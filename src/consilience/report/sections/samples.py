@@ -1,7 +1,5 @@
 """Generated samples beside real examples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calibration, entropies of predictions, and the posterior of weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce

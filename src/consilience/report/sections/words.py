@@ -1,7 +1,5 @@
 """Words and types that several sections share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from consilience.core import text
