@@ -16,10 +16,7 @@ from consilience.cli.runs import compare, report, run
 from consilience.core.errors import ConsilienceError
 
 app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    add_completion=False,
+    no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
 )
 app.command()(demo)
 app.command()(run)

@@ -9,21 +9,6 @@ from consilience.data.federation import Federation
 from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, image_parquet, load, loader_options
 
 __all__ = [
-    "DATASETS",
-    "HEART_FEATURES",
-    "Batch",
-    "Cohort",
-    "Compose",
-    "Crop",
-    "Data",
-    "Dataset",
-    "Federation",
-    "Flip",
-    "Info",
-    "augment",
-    "heart_disease",
-    "image_parquet",
-    "load",
-    "loader_options",
-    "partition",
-]
+    "DATASETS", "HEART_FEATURES", "Batch", "Cohort", "Compose", "Crop", "Data", "Dataset", "Federation", "Flip", "Info",
+    "augment", "heart_disease", "image_parquet", "load", "loader_options", "partition",
+]  # fmt: skip

@@ -17,15 +17,7 @@ from consilience.data.federation import Federation
 from consilience.engines.states import States
 from consilience.engines.work import Share, part_of
 from consilience.flower.coordinator import Coordinator
-from consilience.flower.messages import (
-    NO_STATE,
-    Token,
-    TrainReply,
-    TrainRequest,
-    decode,
-    encode,
-    packed_records,
-)
+from consilience.flower.messages import NO_STATE, Token, TrainReply, TrainRequest, decode, encode, packed_records
 from consilience.flower.registry import Registry
 from consilience.flower.states import RemoteStates
 from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update

@@ -7,14 +7,7 @@ from contextvars import ContextVar, Token
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 PAUSE = 0.1  # seconds between two drawings of several runs
 
@@ -103,9 +96,7 @@ class Bar:
             self._score = f"{name} {line['eval'][name]:.4f}"
         speed = f"{line['clients'] / max(line['seconds'], 1e-9):.0f} clients/s"
         self._bar.update(
-            self._task,
-            completed=line["round"],
-            facts=" · ".join(part for part in (loss, self._score, speed) if part),
+            self._task, completed=line["round"], facts=" · ".join(part for part in (loss, self._score, speed) if part)
         )
         if self._runs is not None:
             self._runs.draw()

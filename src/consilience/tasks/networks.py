@@ -107,11 +107,7 @@ class Networks:
         return tree_map(lambda t: t.to(self.execution.dtype) if t.is_floating_point() else t, output)
 
     def tapped(
-        self,
-        theta: Tensor,
-        x: Tensor,
-        key: Tensor | None = None,
-        offsets: Mapping[str, Tensor] | None = None,
+        self, theta: Tensor, x: Tensor, key: Tensor | None = None, offsets: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The main network's (output, inputs of linear layers by name: of all if `only_linear`, else of the last one).
         An offset is added to the output of its layer."""

@@ -18,15 +18,9 @@ from consilience.data.loaders.stl import stl10
 from consilience.data.loaders.tables import HEART_FEATURES, digits, heart_disease, heart_disease_split
 
 __all__ = [
-    "DATASETS",
-    "HEART_FEATURES",
-    "csv_silos",
-    "heart_disease",
-    "image_parquet",
-    "load",
-    "loader_options",
+    "DATASETS", "HEART_FEATURES", "csv_silos", "heart_disease", "image_parquet", "load", "loader_options",
     "stackoverflow",
-]
+]  # fmt: skip
 
 DATASETS: dict[str, Callable[..., Data]] = {
     "cifar10": cifar10,

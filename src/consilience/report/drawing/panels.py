@@ -13,18 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from consilience.core import text
 from consilience.core.display import clip
 from consilience.figures.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
-from consilience.report.drawing.canvas import (
-    DASHED,
-    FEW,
-    INK,
-    MUTED,
-    NAME,
-    PAPER,
-    SERIES,
-    SHADES,
-    Drawing,
-    series,
-)
+from consilience.report.drawing.canvas import DASHED, FEW, INK, MUTED, NAME, PAPER, SERIES, SHADES, Drawing, series
 from consilience.report.drawing.charts import SLANTED, separate_cells
 
 SIZE = (11.0, 4.6)
