@@ -1,7 +1,5 @@
 """Certificates and keys of a federation on one machine, as docs/deploy.md makes them with openssl and ssh-keygen."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 from pathlib import Path

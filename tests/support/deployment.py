@@ -1,7 +1,5 @@
 """Config files of deployments and of the simulations from which apps are made."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """EP-GAN on a small game: its start, Gaussian factors, and rounds of clients with Gaussian likelihoods."""
 
-from __future__ import annotations
-
 import torch
 
 import consilience as cs

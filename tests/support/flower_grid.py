@@ -1,7 +1,5 @@
 """A federation in memory: Flower's own messages, client apps called in this process, and faults between them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -205,7 +203,7 @@ def unhurried():
 class Delivery:
     """A training request that has reached its site. Each call of `answer()` lets the client answer it."""
 
-    world: World
+    world: "World"
     site: str
     request: TrainRequest
     message: Message

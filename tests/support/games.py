@@ -1,7 +1,5 @@
 """Small games of generators and discriminators, and a player written by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

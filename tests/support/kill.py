@@ -1,7 +1,5 @@
 """Processes that are killed, and what must be left of their runs."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The methods that conformance and engines are tested with. A new one joins by export from consilience.algorithms."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from functools import cache

@@ -1,7 +1,5 @@
 """Small networks and layers of units for the tests of matching, and what the brief says of them written out naively."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Work that is done once for all tests, whichever process of pytest-xdist needs it first."""
 
-from __future__ import annotations
-
 import json
 import os
 

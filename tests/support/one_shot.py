@@ -1,7 +1,5 @@
 """Settings of one-shot methods."""
 
-from __future__ import annotations
-
 import consilience as cs
 
 ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=3, workers=1)

@@ -1,7 +1,5 @@
 """Made-up runs and comparisons, and checks of the pages that show them."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict

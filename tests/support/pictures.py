@@ -1,7 +1,5 @@
 """Pictures read back from a page."""
 
-from __future__ import annotations
-
 import base64
 import io
 

@@ -1,7 +1,5 @@
 """Classification of points of the plane: tasks, beliefs and data for tests of evaluation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Small tasks with batches, and their gradients by plain autograd."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

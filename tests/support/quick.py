@@ -1,7 +1,5 @@
 """Recipes at their small size, as a user runs them."""
 
-from __future__ import annotations
-
 import io
 import math
 import sys

@@ -1,7 +1,5 @@
 """What two ranks do in test_distributed.py, and the simulator beside them: python ranks.py OUT, under torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

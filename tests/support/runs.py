@@ -1,7 +1,5 @@
 """Small runs, and comparisons of two of them to the last bit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

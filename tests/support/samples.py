@@ -1,7 +1,5 @@
 """Clouds of points, small pictures, and a small network of features."""
 
-from __future__ import annotations
-
 import math
 
 import torch

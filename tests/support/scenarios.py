@@ -1,7 +1,5 @@
 """Small federations with known answers, shared by all tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

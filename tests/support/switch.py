@@ -1,7 +1,5 @@
 """A method that switches from FedAvg to FedEP."""
 
-from __future__ import annotations
-
 import consilience as cs
 from support.runs import TRAIN
 

@@ -1,7 +1,5 @@
 """A cohort of small clients, and the same training by torch's own optimisers, one client at a time."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Our own GPU kernels against plain convolutions: interpreted on a CPU, as they are on a GPU."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

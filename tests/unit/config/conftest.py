@@ -1,7 +1,5 @@
 """A config beside a user's own files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

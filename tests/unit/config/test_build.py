@@ -1,7 +1,5 @@
 """Settings, engines and compared methods from configs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Components: tables, names, short keys, and the user's own classes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

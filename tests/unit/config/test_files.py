@@ -1,7 +1,5 @@
 """Config files: sections, keys and overrides."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The user's own classes and functions in a config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tasks from configs: augmentation, and GANs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

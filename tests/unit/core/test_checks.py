@@ -1,7 +1,5 @@
 """The annotated aliases and the checker: which values pass, and the message for the others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

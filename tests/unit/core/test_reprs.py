@@ -1,7 +1,5 @@
 """Objects in a notebook: short, escaped, without tensors."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from typing import Any
 

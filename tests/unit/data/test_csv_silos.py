@@ -1,7 +1,5 @@
 """One CSV file for each silo: reading, refusals, standardisation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

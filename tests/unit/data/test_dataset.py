@@ -1,7 +1,5 @@
 """Data of one's own: what becomes a tensor, which silos may be joined, and the sentence for everything else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

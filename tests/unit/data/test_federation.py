@@ -1,7 +1,5 @@
 """Federations, and streams of their examples."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A site's local data: reading, encoding, and refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

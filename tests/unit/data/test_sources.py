@@ -1,7 +1,5 @@
 """Dataset.of: torch data sets, loaders, tables and Hugging Face data sets become the same tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

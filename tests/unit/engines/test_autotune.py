@@ -1,7 +1,5 @@
 """Modules that can only be computed for one client at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

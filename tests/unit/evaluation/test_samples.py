@@ -1,7 +1,5 @@
 """Generated samples as evaluation.json stores them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

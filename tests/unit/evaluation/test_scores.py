@@ -1,7 +1,5 @@
 """Predictions of beliefs and their scores."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

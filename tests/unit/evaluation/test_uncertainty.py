@@ -1,7 +1,5 @@
 """Entropies of known predictions, their parts, and the detection of out-of-distribution examples."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Marginals of single weights, as the report shows them."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The coordinator knows which sites are online, whom to believe, and how long to wait."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """`flower new` writes an app with the simulation's model, method and reading of data."""
 
-from __future__ import annotations
-
 import io
 import os
 import tomllib

@@ -1,7 +1,5 @@
 """Apps from a config file: its keys, the run config, and the data of a site."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict

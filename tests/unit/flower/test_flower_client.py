@@ -1,7 +1,5 @@
 """A client answers each request once, from the state that the request names, and tells nothing about its data."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The gate passes on the requests of sites and no others."""
 
-from __future__ import annotations
-
 import asyncio
 
 import httpx

@@ -1,7 +1,5 @@
 """Messages arrive as they were sent, and anything else is rejected with a sentence."""
 
-from __future__ import annotations
-
 import json
 import math
 

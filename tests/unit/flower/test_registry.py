@@ -1,7 +1,5 @@
 """The registry of an experiment: order, limits, starts."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import get_args

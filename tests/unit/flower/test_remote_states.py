@@ -1,7 +1,5 @@
 """The server's tokens of client states survive checkpoints and restarts."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch

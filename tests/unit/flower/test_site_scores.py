@@ -1,7 +1,5 @@
 """Scores of sites are pooled as if all predictions were at one place, and impossible ones are rejected."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """A client's files: what was written is read again, and nothing else is touched."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Replies are matched to the messages that they answer."""
 
-from __future__ import annotations
-
 import pytest
 from flwr.app import Error, Message
 

@@ -1,7 +1,5 @@
 """Updates are accepted only with the right form, finite numbers and a weight that the client can have."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Drawings: an experiment's own panels as SVG."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole pages: what they show, escaping, and accessibility."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

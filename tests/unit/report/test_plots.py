@@ -1,7 +1,5 @@
 """plot(run) and plot(comparison): figures of runs in memory and on disk."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

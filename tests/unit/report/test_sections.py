@@ -1,7 +1,5 @@
 """Sections of reports: their tables, captions and facts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run directories: which files a run writes, in which order, and which it refuses to touch."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

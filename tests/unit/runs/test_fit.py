@@ -1,7 +1,5 @@
 """fit: the rounds, their metrics, and arguments that are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A client whose update cannot be used is rejected and named; the others go on."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

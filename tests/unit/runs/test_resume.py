@@ -1,7 +1,5 @@
 """A resumed run is the uninterrupted run, bit for bit; another run is not resumed."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace

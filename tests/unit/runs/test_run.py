@@ -1,7 +1,5 @@
 """Run and StoredRun: predictions, and scores for all and for each client."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run's rounds as tables: frames, CSV files and TensorBoard, whole after a kill and the same after a resume."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """Tables of methods × metrics, and warm starts that methods share."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Tuning: every method the same number of trials, on training data only, and the best settings are found."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Adversarial tasks: the losses of generators and discriminators, their samples, and wrong input."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """Runs of adversarial tasks: methods that can learn them, and examples that are generated."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
