@@ -26,7 +26,8 @@ def algorithm(cls: type[T]) -> type[T]:
     by_position = [field.name for field in fields(cls) if not field.kw_only] if is_dataclass(cls) else own[:2]
     by_name = {name: hints.pop(name) for name in own if name not in by_position}
     cls.__annotations__ = {**hints, "_": KW_ONLY, **by_name}
-    own_check = vars(cls).get("__post_init__")
+    # A decorated base has checked the types already, unless this class overrides its check.
+    own_check = vars(cls).get("__post_init__") if is_dataclass(cls) else getattr(cls, "__post_init__", None)
 
     def checked(self: Any) -> None:
         check_types(self)

@@ -151,7 +151,7 @@ def test_methods_that_do_not_see_the_same_clients_cannot_be_switched(tmp_path: P
 
 
 def test_a_switch_before_the_first_round_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at is the last round of the first method and must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="Switch: at must be at least 1, got 0"):
         cs.Switch(FIRST, FEDEP, at=0)
 
 
