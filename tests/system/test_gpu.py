@@ -45,7 +45,7 @@ def test_replayed_rounds_on_a_gpu_are_those_of_plain_code(name):
     task, found = cs.Classification(network, augment=Compose((Crop(6), Flip()))), []
     for compile in (False, True):
         engine = cs.Simulator(device="cuda", chunk=5, compile=compile, precision="float64")
-        run = cs.fit(getattr(cs, name)(), task, federation, rounds=4, progress=False, engine=engine)
+        run = cs.fit(getattr(cs.algorithms, name)(), task, federation, rounds=4, progress=False, engine=engine)
         found.append(run.posterior.mean)
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
 
