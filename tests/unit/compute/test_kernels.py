@@ -17,15 +17,13 @@ from consilience.compute import kernels  # noqa: E402
 
 # clients, batch, height, width, channels, channels made, taps, stride, padding
 SHAPES = [
-    (2, 2, 4, 4, 16, 32, 3, 1, 1),
-    (2, 2, 6, 4, 32, 16, 3, 2, 1),
-    (2, 2, 7, 5, 16, 16, 3, 2, 1),  # odd sides: remainders by the stride differ in number
-    (2, 2, 8, 8, 16, 16, 1, 2, 0),  # three pixels of four have no effect
-    (1, 3, 9, 9, 3, 6, 5, 1, 2),  # few channels: taps and channels are one axis
-    (2, 2, 9, 8, 1, 16, 3, 1, 0),
-    (1, 1, 5, 5, 48, 20, 3, 1, 0),
-    (1, 2, 7, 7, 3, 8, 4, 2, 1),
-    (1, 1, 4, 4, 16, 80, 3, 1, 1),  # more channels than a block
+    (2, 1, 3, 3, 16, 16, 3, 1, 1),
+    (1, 2, 5, 3, 16, 16, 3, 2, 1),  # odd sides: remainders by the stride differ in number
+    (1, 2, 4, 4, 16, 16, 1, 2, 0),  # three pixels of four have no effect
+    (1, 1, 6, 6, 3, 6, 5, 1, 2),  # few channels: taps and channels are one axis
+    (1, 1, 4, 4, 48, 20, 3, 1, 0),
+    (1, 1, 5, 5, 3, 8, 4, 2, 1),
+    (1, 1, 3, 3, 16, 80, 3, 1, 1),  # more channels than a block
 ]
 
 
@@ -71,7 +69,7 @@ def test_sums_over_pixels_may_be_taken_in_shares(monkeypatch):
 
 def test_second_derivatives_are_torch_s():
     """The gradients of each function are the other two."""
-    images, weights, stride, padding = draw(1, 2, 5, 3, 16, 16, 3, 2, 1)
+    images, weights, stride, padding = draw(1, 1, 3, 3, 16, 16, 3, 2, 1)
     found = []
     for run, kind in ((kernels.convolve, torch.float32), (plainly, torch.float64)):
         x, w = (t.to(kind, copy=True).requires_grad_() for t in (images, weights))
@@ -83,7 +81,7 @@ def test_second_derivatives_are_torch_s():
 
 def test_vmap_joins_the_clients():
     images, weights, stride, padding = draw(*SHAPES[0])
-    more, others = torch.stack([images, 2 * images, -images]), torch.stack([weights, weights + 1, 3 * weights])
+    more, others = torch.stack([images, 2 * images]), torch.stack([weights, weights + 1])
 
     def run(x, w):
         return kernels.convolve(x, w, stride, padding)
@@ -91,7 +89,7 @@ def test_vmap_joins_the_clients():
     both = vmap(run)(more, others)
     same_weights = vmap(run, in_dims=(0, None))(more, weights)
     same_images = vmap(run, in_dims=(None, 0))(images, others)
-    for i in range(3):
+    for i in range(2):
         close(both[i], plainly(more[i], others[i], stride, padding))
         close(same_weights[i], plainly(more[i], weights, stride, padding))
         close(same_images[i], plainly(images, others[i], stride, padding))
@@ -100,11 +98,9 @@ def test_vmap_joins_the_clients():
 @pytest.mark.parametrize(
     ("groups", "shape", "affine", "relu"),
     [
-        (1, (3, 4, 5, 6), True, True),
         (2, (3, 12, 7), True, False),
         (4, (2, 8), False, True),
-        (1, (1, 64, 20, 20), True, True),  # several blocks of pixels
-        (2, (2, 48, 9, 9), False, False),
+        (1, (1, 64, 9, 9), True, True),  # several blocks of pixels
     ],
     ids=str,
 )
@@ -139,8 +135,8 @@ def test_norms_of_large_numbers_keep_their_digits():
 
 def test_norms_of_a_cohort_are_those_of_each_client():
     made = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 2, 4, 5, 5, generator=made).to(DEVICE)
-    weights, biases = torch.randn(2, 3, 4, generator=made).to(DEVICE)
+    x = torch.randn(2, 1, 4, 3, 3, generator=made).to(DEVICE)
+    weights, biases = torch.randn(2, 2, 4, generator=made).to(DEVICE)
     g = torch.randn(x.shape, generator=made).to(DEVICE)
     layer = PixelGroupNorm(nn.GroupNorm(2, 4), relu=True)
 
@@ -155,7 +151,7 @@ def test_norms_of_a_cohort_are_those_of_each_client():
             (t if d == 0 else t[0]).clone().requires_grad_() for t, d in zip((x, weights, biases), dims, strict=True)
         ]
         mine = vmap(run, in_dims=dims)(*given)
-        each = [[t if d is None else t[k] for t, d in zip(given, dims, strict=True)] for k in range(3)]
+        each = [[t if d is None else t[k] for t, d in zip(given, dims, strict=True)] for k in range(2)]
         wanted = torch.stack([plain(*one) for one in each])
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
         gradients, theirs = torch.autograd.grad(mine, given, g), torch.autograd.grad(wanted, given, g)

@@ -144,27 +144,27 @@ def test_paired_differences_are_those_of_the_t_test(tmp_path):
         "FedProx": cs.FedProx(TRAIN, mu=1.0),
         "FedEP": cs.FedEP(cs.inference.Identity(TRAIN)),
     }
-    result = compare(methods, lambda seed: Setting(*blobs(seed=seed)), seeds=4, out=tmp_path, **OPTIONS)
+    result = compare(methods, lambda seed: Setting(*blobs(seed=seed)), seeds=3, out=tmp_path, **OPTIONS)
     values = {(entry["method"], entry["metric"]): entry["values"] for entry in result.scores}
-    assert len(values["FedEP", "nll (marginal)"]) == 4
+    assert len(values["FedEP", "nll (marginal)"]) == 3
     asked = {(entry["method"], entry["metric"]) for entry in result.paired}
     assert asked == {
         (method, metric) for method in ("FedProx", "FedEP") for metric in ("accuracy", "nll", "ece", "brier")
     }
     for entry in result.paired:
         assert set(entry) == {"method", "versus", "metric", "difference", "low", "high", "p", "n"}
-        assert (entry["versus"], entry["n"]) == ("FedAvg", 4)
+        assert (entry["versus"], entry["n"]) == ("FedAvg", 3)
         a, b = values[entry["method"], entry["metric"]], values["FedAvg", entry["metric"]]
         differences = [x - y for x, y in zip(a, b, strict=True)]
-        mean = sum(differences) / 4
+        mean = sum(differences) / 3
         assert entry["difference"] == pytest.approx(mean, abs=1e-12)
         if len(set(differences)) == 1:
             assert entry["p"] is None
             continue
-        error = math.sqrt(sum((d - mean) ** 2 for d in differences) / 3 / 4)
-        reach = stats.t.ppf(0.975, 3) * error
+        error = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2 / 3)
+        reach = stats.t.ppf(0.975, 2) * error
         assert (entry["low"], entry["high"]) == (pytest.approx(mean - reach), pytest.approx(mean + reach))
-        assert entry["p"] == pytest.approx(2 * stats.t.sf(abs(mean / error), 3))
+        assert entry["p"] == pytest.approx(2 * stats.t.sf(abs(mean / error), 2))
     assert any(entry["p"] is not None for entry in result.paired)
     saved = json.loads((tmp_path / "comparison.json").read_text())
     assert (saved["paired"], saved["scores"], saved["tuning"]) == (result.paired, result.scores, [])
@@ -241,7 +241,7 @@ def test_rounds_to_a_target_are_those_of_the_learning_curve(tmp_path):
 
 def test_a_regressions_target_is_of_the_score_that_rises():
     task, federation = linear()
-    options = {**OPTIONS, "rounds": 6, "evaluate_every": 1}
+    options = {**OPTIONS, "rounds": 2, "evaluate_every": 1}
     methods = [cs.FedAvg(TRAIN)]
     result = compare(methods, Setting(task, federation, federation), seeds=1, target=-1e6, **options)
     assert [row.mean for row in result.rows if row.metric.startswith("rounds to")] == [1.0]

@@ -19,7 +19,7 @@ from support.scenarios import blobs, linear
 
 TRAIN = cs.SGD(lr=0.1, epochs=2)
 OPTIONS = {
-    "rounds": 3,
+    "rounds": 2,
     "cohort": 4,
     "engine": cs.Simulator(device="cpu", chunk=6, workers=1, threads=1),
     "progress": False,
@@ -159,7 +159,7 @@ def test_draws_lie_within_their_ranges_and_depend_on_seed_method_and_trial_only(
 
 def test_the_planted_setting_is_found():
     method = cs.FedAvg(Planted(epochs=2), FixedServer())
-    tuned = tune({"FedAvg": method}, at(), trials=8, **OPTIONS)
+    tuned = tune({"FedAvg": method}, at(), trials=8, **{**OPTIONS, "rounds": 3})
     assert tuned.methods["FedAvg"].train.lr == 0.3
     (entry,) = tuned.tuning
     assert entry["chosen"] == {"train.lr": 0.3}
@@ -173,7 +173,7 @@ def test_all_methods_have_the_same_effort():
     methods = {"FedAvg": cs.FedAvg(TRAIN), "FedEP": cs.FedEP(cs.inference.Identity(TRAIN)), "Pooled": cs.Pooled(TRAIN)}
     tuned = tune(methods, at(), trials=3, on_trial=lambda *trial: started.append(trial), **counting(seen))
     assert started == [(label, k) for label in methods for k in range(3)]
-    assert seen == [1, 2, 3] * 9
+    assert seen == [1, 2] * 9
     assert [entry["trials"] for entry in tuned.tuning] == [3, 3, 3]
 
 
@@ -287,12 +287,12 @@ def test_the_score_to_tune_by_may_be_chosen():
 
 def test_the_best_settings_are_used_for_all_seeds_on_all_training_data(tmp_path):
     methods = {"one": cs.FedAvg(Planted(epochs=2)), "two": cs.FedProx(TRAIN)}
-    result = compare(methods, at, seeds=2, tune=5, out=tmp_path, **OPTIONS)
+    result = compare(methods, at, seeds=2, tune=2, out=tmp_path, **OPTIONS)
     saved = json.loads((tmp_path / "comparison.json").read_text())
     assert saved["tuning"] == result.tuning
     for entry in saved["tuning"]:
         assert set(entry) == {"method", "trials", "chosen", "score", "metric", "all"}
-        assert len(entry["all"]) == entry["trials"] == 5
+        assert len(entry["all"]) == entry["trials"] == 2
         assert all(set(trial) == {"settings", "score"} for trial in entry["all"])
         for seed in range(2):
             facts = json.loads((tmp_path / entry["method"] / f"seed-{seed}" / "run.json").read_text())
@@ -315,7 +315,7 @@ def test_a_cut_comparison_goes_on_to_the_same_result_and_runs_nothing_again(tmp_
         "wild": cs.FedAvg(Wild(lr=0.1)),
         "switch": cs.Switch(cs.FedAvg(TRAIN), cs.FedEP(cs.inference.Identity(TRAIN)), at=1),
     }
-    options = {"seeds": 1, "tune": 3}
+    options = {"seeds": 1, "tune": 2}
     whole = compare(methods, at, out=tmp_path / "whole", **options, **OPTIONS)
 
     stored = cs.runs.Storage(tmp_path / "cut", checkpoint_every=1)
@@ -323,7 +323,7 @@ def test_a_cut_comparison_goes_on_to_the_same_result_and_runs_nothing_again(tmp_
 
     def cut(run, line):
         seen.append(line["round"])
-        if len(seen) == 9:  # in the middle of a trial
+        if len(seen) == 6:  # in the middle of a trial
             raise KeyboardInterrupt
 
     cutting = {**OPTIONS, "callbacks": [cut]}
@@ -336,7 +336,7 @@ def test_a_cut_comparison_goes_on_to_the_same_result_and_runs_nothing_again(tmp_
     assert result.tuning == whole.tuning
     timeless = [row for row in result.rows if row.metric != "seconds"]
     assert timeless == [row for row in whole.rows if row.metric != "seconds"]
-    rounds = 3 + 1 + 1 + 3 * 3 + (3 + 1 + 2)  # tuning of both, and three runs, of which one is a warm start
+    rounds = 2 + 1 + 2 * 2 + (2 + 1 + 1)  # tuning of both, and three runs, of which one is a warm start
     assert len(seen) - 1 + len(again) == rounds
     again.clear()
     compare(methods, at, out=stored, resume=True, **options, **going_on)
@@ -348,7 +348,7 @@ def test_more_trials_go_on_from_fewer(tmp_path):
     few = tune(method, at(), trials=2, out=tmp_path, **OPTIONS)
     seen = []
     more = tune(method, at(), trials=3, out=tmp_path, resume=True, **counting(seen))
-    assert seen == [1, 2, 3]
+    assert seen == [1, 2]
     assert more.tuning[0]["all"][:2] == few.tuning[0]["all"]
 
 
