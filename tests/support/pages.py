@@ -127,12 +127,7 @@ def make_comparison(directory: Path) -> Path:
             place = make_run(directory / "runs" / f"{method} {seed}")
             (place / "evaluation.json").write_text(json.dumps(evaluation(seed, marginal=method == "FedEP")))
             runs.append({"method": method, "seed": seed, "directory": f"runs/{method} {seed}"})
-        values = {
-            "accuracy": 0.9 + 0.01 * index,
-            "nll": 0.5 - 0.1 * index,
-            "ece": 0.02 + 0.01 * index,
-            "width": 100,
-        }
+        values = {"accuracy": 0.9 + 0.01 * index, "nll": 0.5 - 0.1 * index, "ece": 0.02 + 0.01 * index, "width": 100}
         for metric, mean in values.items():
             paper = 0.925 if metric == "accuracy" and index else None
             rows.append({"method": method, "metric": metric, "mean": mean, "std": 0.003, "paper": paper, "n": 2})

@@ -45,10 +45,7 @@ def test_keys_that_are_left_out_have_pythons_defaults(config: Any) -> None:
 
 @pytest.mark.parametrize(
     ("objective", "expected"),
-    [
-        ("wasserstein", cs.tasks.Wasserstein()),
-        ({"name": "least-squares", "penalty": 2}, cs.tasks.LeastSquares(2.0)),
-    ],
+    [("wasserstein", cs.tasks.Wasserstein()), ({"name": "least-squares", "penalty": 2}, cs.tasks.LeastSquares(2.0))],
 )
 def test_an_objective_is_a_name_or_a_table(config: Any, objective: Any, expected: Any) -> None:
     found = config(**GAN | {"task": {"kind": "adversarial", "objective": objective}}).setting()
@@ -131,10 +128,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "task.objective: unknown name 'waserstein'; did you mean 'wasserstein'? allowed: least-squares, wasserstein",
     ),
     ({"task": {"kind": "adversarial", "objective": {"name": "wasserstein", "penalty": -1}}}, "task.objective"),
-    (
-        {"task": {"kind": "adversarial", "objective": 3}},
-        "task.objective: a table or a name was expected, got 3",
-    ),
+    ({"task": {"kind": "adversarial", "objective": 3}}, "task.objective: a table or a name was expected, got 3"),
     ({"task": {"kind": "adversarial", "objective": "own.py:fixed"}}, "is not an Objective"),
 ]
 

@@ -53,9 +53,7 @@ tensors = st.builds(tensor, shapes, st.sampled_from(DTYPES), st.integers(0, 100)
 trees = st.recursive(
     st.one_of(st.none(), tensors),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(tuple),
-        st.builds(Point, inner),
-        st.builds(Addressed, inner, inner),
+        st.lists(inner, max_size=3).map(tuple), st.builds(Point, inner), st.builds(Addressed, inner, inner)
     ),
     max_leaves=8,
 )

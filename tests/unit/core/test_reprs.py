@@ -151,7 +151,7 @@ def test_an_evaluation_is_a_table_of_scores() -> None:
     found = cs.evaluation.Evaluation(SCORES, {"accuracy": 0.75}, [], None, None)
     assert repr(found) == "Evaluation(accuracy 0.5000, NLL 1.250; marginal accuracy 0.7500)"
     assert html(found).text.split() == [
-        *("accuracy", "NLL", "point", "model", "0.5000", "1.250", "posterior", "average", "0.7500", "–"),
+        *("accuracy", "NLL", "point", "model", "0.5000", "1.250", "posterior", "average", "0.7500", "–")
     ]
 
 

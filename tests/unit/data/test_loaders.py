@@ -83,8 +83,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("name", "pack", "suffix"),
-    [("fashion-mnist", gzip.compress, ".gz"), ("mnist", bytes, ""), ("mnist", bytes, ".gz")],
+    ("name", "pack", "suffix"), [("fashion-mnist", gzip.compress, ".gz"), ("mnist", bytes, ""), ("mnist", bytes, ".gz")]
 )
 def test_idx_files_are_read_packed_or_not(tmp_path, name, pack, suffix):
     write_mnist(tmp_path / name, pack=pack, suffix=suffix)

@@ -41,10 +41,7 @@ def assert_exact(fed):
 @every_partitioner
 @settings(max_examples=8, deadline=None)
 @given(
-    examples=st.integers(40, 300),
-    classes=st.integers(3, 12),
-    clients=st.integers(12, 20),
-    seed=st.integers(-5, 2**63),
+    examples=st.integers(40, 300), classes=st.integers(3, 12), clients=st.integers(12, 20), seed=st.integers(-5, 2**63)
 )
 def test_every_example_has_exactly_one_owner(divide, examples, classes, clients, seed):
     fed = divide(labelled(examples, classes), clients, seed)

@@ -6,12 +6,7 @@ from torch import Tensor, nn
 
 import consilience as cs
 from consilience.engines.states import InMemory
-from support.runs import (
-    FORKED,
-    HERE,
-    TRAIN,
-    fit,
-)
+from support.runs import FORKED, HERE, TRAIN, fit
 from support.scenarios import linear
 
 
@@ -27,9 +22,7 @@ class Branching(nn.Module):
         return out if out.sum() > 0 else 2 * out
 
 
-def test_where_several_clients_cannot_be_computed_at_once_they_are_one_by_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_where_several_clients_cannot_be_computed_at_once_they_are_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     task, federation = cs.Regression(Branching()), linear()[1]
     run = fit(cs.FedAvg(TRAIN), task, federation, engine=cs.Simulator(device="cpu"))
     assert run.plan is not None

@@ -180,11 +180,7 @@ def test_a_run_links_to_its_comparison(tmp_path: Path, below: str, href: str) ->
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (None, r"neither a run .* nor a comparison"),
-        ("{", r"run\.json is not valid JSON"),
-        ("[]", "found list"),
-    ],
+    [(None, r"neither a run .* nor a comparison"), ("{", r"run\.json is not valid JSON"), ("[]", "found list")],
 )
 def test_a_directory_without_a_run_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:

@@ -17,18 +17,7 @@ from consilience.runs import directory
 from consilience.runs.directory import RunDirectory
 from consilience.studies.compare import compare
 from consilience.studies.setting import Setting
-from support.runs import (
-    HERE,
-    TRAIN,
-    Power,
-    assert_same,
-    assert_same_run,
-    checkpoints,
-    cut,
-    files,
-    fit,
-    read_lines,
-)
+from support.runs import HERE, TRAIN, Power, assert_same, assert_same_run, checkpoints, cut, files, fit, read_lines
 from support.scenarios import blobs, linear
 
 

@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 import consilience as cs
 from consilience.core.errors import ConfigError, DataError
-from support.runs import (
-    PARAMETERS,
-    TRAIN,
-    fit,
-)
+from support.runs import PARAMETERS, TRAIN, fit
 from support.scenarios import NAMES, SIZES, blobs, gradient, linear
 
 
@@ -135,11 +131,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "engine must be an engine, such as Simulator(device='cuda'), got 'cuda'",
     ),
     "an engine's class": ({"engine": cs.Simulator}, ConfigError, "engine must be an engine"),
-    "a long seed": (
-        {"seed": 2**63},
-        ConfigError,
-        "seed must lie in -2**63 … 2**63 - 1, got 9223372036854775808",
-    ),
+    "a long seed": ({"seed": 2**63}, ConfigError, "seed must lie in -2**63 … 2**63 - 1, got 9223372036854775808"),
     "resume without a directory": ({"resume": True}, ConfigError, "resume needs the run's directory: pass out="),
     "states without a directory": (
         {"algorithm": cs.LocalOnly(TRAIN), "state_memory": len(SIZES) * PARAMETERS * 4 - 1},

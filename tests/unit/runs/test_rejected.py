@@ -12,18 +12,7 @@ from torch import Tensor
 import consilience as cs
 from consilience.core.errors import RecordError
 from consilience.core.records import tree_map
-from support.runs import (
-    FORKED,
-    HERE,
-    PARAMETERS,
-    TRAIN,
-    Power,
-    assert_same_run,
-    checkpoints,
-    cut,
-    fit,
-    read_lines,
-)
+from support.runs import FORKED, HERE, PARAMETERS, TRAIN, Power, assert_same_run, checkpoints, cut, fit, read_lines
 from support.scenarios import NAMES, linear
 
 

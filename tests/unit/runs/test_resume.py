@@ -121,20 +121,14 @@ OTHERS: dict[str, tuple[str, Any]] = {
         r"algorithm\.train\.lr is 0\.1 there and 0\.2 here",
         lambda a, t, f: (cs.FedAvg(replace(TRAIN, lr=0.2)), t, f, {}),
     ),
-    "method": (
-        r"algorithm\.name is 'FedAvg' there and 'FedProx' here",
-        lambda a, t, f: (cs.FedProx(TRAIN), t, f, {}),
-    ),
+    "method": (r"algorithm\.name is 'FedAvg' there and 'FedProx' here", lambda a, t, f: (cs.FedProx(TRAIN), t, f, {})),
     "server": (
         r"algorithm\.server\.name is 'Momentum' there and 'Adam' here",
         lambda a, t, f: (cs.FedAvg(TRAIN, server=cs.server.Adam()), t, f, {}),
     ),
     "seed": (r"seed is 0 there and 1 here", lambda a, t, f: (a, t, f, {"seed": 1})),
     "cohort": (r"cohort is 5 there and 2 here", lambda a, t, f: (a, t, f, {"cohort": 2})),
-    "partition": (
-        r"federation\.partition is \d+ there and \d+ here",
-        lambda a, t, f: (a, t, another_partition(f), {}),
-    ),
+    "partition": (r"federation\.partition is \d+ there and \d+ here", lambda a, t, f: (a, t, another_partition(f), {})),
     "module": (
         r"task\.module is 'Linear\(.*\)' there and 'Sequential\(",
         lambda a, t, f: (a, cs.Regression(nn.Sequential(nn.Linear(3, 1))), f, {}),

@@ -11,12 +11,7 @@ from torch import Tensor, nn
 import consilience as cs
 from consilience.core.errors import TaskError
 from consilience.evaluation.scores import evaluate
-from support.runs import (
-    PARAMETERS,
-    TRAIN,
-    fit,
-    timeless,
-)
+from support.runs import PARAMETERS, TRAIN, fit, timeless
 from support.scenarios import NAMES, blobs, gradient, linear
 
 

@@ -11,17 +11,7 @@ import consilience as cs
 from consilience.core.errors import CheckpointError, TaskError
 from consilience.tasks.adversarial import HEADS, TRUNK
 from consilience.tasks.layout import MAIN
-from support.games import (
-    EXACT,
-    IMAGE,
-    LATENT,
-    ByHand,
-    Witness,
-    game,
-    learn,
-    players,
-    points,
-)
+from support.games import EXACT, IMAGE, LATENT, ByHand, Witness, game, learn, players, points
 
 PLAY = cs.SGD(lr=0.05, batch_size=4)
 
