@@ -7,11 +7,8 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from torch import Tensor
 
-from consilience.core.beliefs import Belief
-from consilience.core.checks import check_types
-from consilience.core.records import Tree
-from consilience.data.cohort import Cohort, Info
-from consilience.data.federation import Federation
+from consilience.core import Belief, Tree, check_types
+from consilience.data import Cohort, Federation, Info
 from consilience.tasks.task import Task
 
 T = TypeVar("T")

@@ -5,9 +5,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.one_shot import TRAIN, Message, OneShot, Update
-from consilience.core.beliefs import Mixture
-from consilience.core.errors import TaskError
-from consilience.core.records import record
+from consilience.core import Mixture, TaskError, record
 from consilience.data.cohort import Info
 from consilience.optim import Chain
 from consilience.tasks.task import Task

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.core.beliefs import Mixture
-from consilience.core.checks import Size
-from consilience.core.gaussian import Gaussian
-from consilience.core.records import Point, record
+from consilience.core import Gaussian, Mixture, Point, Size, record
 from consilience.data.cohort import Cohort, Info
 from consilience.optim import SGD, Chain
 from consilience.tasks.task import Task

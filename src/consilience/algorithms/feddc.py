@@ -12,10 +12,7 @@ from torch import Tensor
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import OneModel
 from consilience.algorithms.shared.corrections import change_of_control, exchanged, gap_to_mean, need_plain_steps
-from consilience.core.checks import Positive
-from consilience.core.errors import ConfigError
-from consilience.core.gaussian import Gaussian
-from consilience.core.ranges import Range, Ranges
+from consilience.core import ConfigError, Gaussian, Positive, Range, Ranges
 from consilience.core.records import Point, Weighted, add, record, tree_map
 from consilience.data.cohort import Cohort, Info
 from consilience.optim import SGD

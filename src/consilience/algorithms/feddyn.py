@@ -10,10 +10,7 @@ from torch import Tensor
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import OneModel, change
 from consilience.algorithms.shared.corrections import exchanged, gap_to_mean
-from consilience.core.checks import Positive
-from consilience.core.gaussian import Gaussian
-from consilience.core.ranges import Range, Ranges
-from consilience.core.records import Point, Weighted, record
+from consilience.core import Gaussian, Point, Positive, Range, Ranges, Weighted, record
 from consilience.data.cohort import Cohort, Info
 from consilience.optim import SGD, Chain
 from consilience.tasks.task import Task

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.factors import Factors, Server, gap_to_product
-from consilience.core.gaussian import Gaussian
-from consilience.core.records import record
+from consilience.core import Gaussian, record
 from consilience.data.cohort import Cohort, Info
 from consilience.server.optimizers import Moments, Momentum, ServerOptimizer
 from consilience.tasks.task import Task

@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.core import guards
+from consilience.core import Gaussian, Range, Ranges, Weighted, guards, record
 from consilience.core.checks import Count, Positive, Proportion
-from consilience.core.gaussian import Gaussian
-from consilience.core.ranges import Range, Ranges
-from consilience.core.records import Weighted, record
 from consilience.data.cohort import Cohort, Info
 from consilience.optim import SGD, Chain
 from consilience.tasks.task import Task

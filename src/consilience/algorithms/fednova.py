@@ -8,9 +8,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import Averaging, Server
-from consilience.core import guards
-from consilience.core.errors import ConfigError
-from consilience.core.records import Point, Weighted, record
+from consilience.core import ConfigError, Point, Weighted, guards, record
 from consilience.data.cohort import Cohort
 from consilience.optim import SGD
 from consilience.tasks.task import Task

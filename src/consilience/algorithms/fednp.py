@@ -11,13 +11,10 @@ from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared import averaging
 from consilience.algorithms.shared.averaging import Averaging, change
 from consilience.algorithms.shared.factors import gap_to_product
-from consilience.core import keys
+from consilience.core import Gaussian, Point, Weighted, keys, record
 from consilience.core.checks import Count, NonNegative, Positive, Share
-from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
-from consilience.core.records import Point, Weighted, record
-from consilience.data.batch import Batch
-from consilience.data.cohort import Cohort, Info
+from consilience.data import Batch, Cohort, Info
 from consilience.inference import sigmoid_moments, sigmoid_site
 from consilience.inference.latent import LEAST, kl_to_standard, kl_to_weights, layer_weights
 from consilience.models.npn import npn

@@ -8,11 +8,7 @@ from torch import Tensor
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import Averaging
 from consilience.algorithms.shared.factors import Factors
-from consilience.core.checks import NonNegative, Size
-from consilience.core.errors import ConfigError
-from consilience.core.gaussian import Gaussian
-from consilience.core.ranges import Range, Ranges
-from consilience.core.records import Point, Weighted
+from consilience.core import ConfigError, Gaussian, NonNegative, Point, Range, Ranges, Size, Weighted
 from consilience.data.cohort import Cohort
 from consilience.optim import SGD, Chain, epoch_means
 from consilience.tasks.task import Task

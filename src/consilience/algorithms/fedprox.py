@@ -4,10 +4,7 @@ from typing import ClassVar
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import Averaging, change
-from consilience.core.checks import NonNegative
-from consilience.core.gaussian import Gaussian
-from consilience.core.ranges import Range, Ranges
-from consilience.core.records import Point, Weighted
+from consilience.core import Gaussian, NonNegative, Point, Range, Ranges, Weighted
 from consilience.data.cohort import Cohort
 from consilience.tasks.task import Task
 

@@ -5,9 +5,7 @@ from typing import ClassVar
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import OneModel, Server, continued
-from consilience.core.checks import Count
-from consilience.core.ranges import Range, Ranges
-from consilience.core.records import Point, Weighted
+from consilience.core import Count, Point, Range, Ranges, Weighted
 from consilience.data.cohort import Cohort, Info
 from consilience.server.optimizers import Momentum, ServerOptimizer
 from consilience.tasks.task import Task

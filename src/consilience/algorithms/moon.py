@@ -8,12 +8,8 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import Averaging
-from consilience.core.checks import NonNegative, Positive
-from consilience.core.errors import TaskError
-from consilience.core.ranges import Range, Ranges
-from consilience.core.records import Point, Weighted, record
-from consilience.data.batch import Batch
-from consilience.data.cohort import Cohort, Info
+from consilience.core import NonNegative, Point, Positive, Range, Ranges, TaskError, Weighted, record
+from consilience.data import Batch, Cohort, Info
 from consilience.tasks.task import Task
 
 

@@ -7,9 +7,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.one_shot import TRAIN, Message, OneShot, Update
-from consilience.core import keys
-from consilience.core.checks import NonNegative
-from consilience.core.errors import ConfigError, TaskError
+from consilience.core import ConfigError, NonNegative, TaskError, keys
 from consilience.core.records import Point, record, static, to
 from consilience.data.cohort import Info
 from consilience.matching import BetaBernoulli, Clusterer, Memory, Stack, match, slice_of

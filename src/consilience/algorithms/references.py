@@ -6,8 +6,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.core.records import Point, Weighted
-from consilience.data.cohort import Cohort, Info
-from consilience.data.federation import Federation
+from consilience.data import Cohort, Federation, Info
 from consilience.optim import SGD, Chain
 from consilience.tasks.task import Task
 

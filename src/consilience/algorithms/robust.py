@@ -11,9 +11,7 @@ from torch import Tensor
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.fedavg import FedAvg
 from consilience.algorithms.shared.wrapping import Wrapping
-from consilience.core.checks import Count, Size, check_types
-from consilience.core.errors import ConsilienceError
-from consilience.core.records import Tree, Weighted, leaves, tree_map
+from consilience.core import ConsilienceError, Count, Size, Tree, Weighted, check_types, leaves, tree_map
 
 
 class Rule(ABC):

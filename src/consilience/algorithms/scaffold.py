@@ -11,8 +11,7 @@ from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared import averaging
 from consilience.algorithms.shared.averaging import Averaging, change
 from consilience.algorithms.shared.corrections import change_of_control, exchanged, gap_to_mean, need_plain_steps
-from consilience.core.gaussian import Gaussian
-from consilience.core.records import Weighted, record
+from consilience.core import Gaussian, Weighted, record
 from consilience.data.cohort import Cohort, Info
 from consilience.tasks.task import Task
 

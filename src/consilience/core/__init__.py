@@ -1,12 +1,15 @@
 """Records, Gaussians, beliefs, random keys, errors and text: the base of all other packages."""
 
 from consilience.core import keys
-from consilience.core.beliefs import Mixture
-from consilience.core.errors import ClientError, ConsilienceError
+from consilience.core.beliefs import Belief, Mixture
+from consilience.core.checks import Count, Fraction, NonNegative, Positive, Share, Size, check_types
+from consilience.core.errors import ClientError, ConfigError, ConsilienceError, DataError, TaskError
 from consilience.core.gaussian import Gaussian
-from consilience.core.records import Addressed, Point, Weighted, pack, record, unpack
+from consilience.core.ranges import Choice, Range, Ranges
+from consilience.core.records import Addressed, Point, Tree, Weighted, leaves, pack, record, tree_map, unpack
 
 __all__ = [
-    "Addressed", "ClientError", "ConsilienceError", "Gaussian", "Mixture", "Point", "Weighted", "keys", "pack",
-    "record", "unpack",
+    "Addressed", "Belief", "Choice", "ClientError", "ConfigError", "ConsilienceError", "Count", "DataError",
+    "Fraction", "Gaussian", "Mixture", "NonNegative", "Point", "Positive", "Range", "Ranges", "Share", "Size",
+    "TaskError", "Tree", "Weighted", "check_types", "keys", "leaves", "pack", "record", "tree_map", "unpack",
 ]  # fmt: skip

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.errors import ConfigError, DataError, TaskError
-from consilience.data.cohort import Cohort
-from consilience.data.federation import Federation
+from consilience.data import Cohort, Federation
 from consilience.optim import SGD, Chain
 from consilience.tasks.task import Task
 

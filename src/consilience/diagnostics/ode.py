@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.safl import SAFL
-from consilience.core.errors import ConfigError
-from consilience.core.records import Point
+from consilience.core import ConfigError, Point
 from consilience.diagnostics.field import drifts, mean_field, times
 from consilience.diagnostics.tracking import Tracking, Window, track
 from consilience.optim import Chain

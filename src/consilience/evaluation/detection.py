@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from consilience.core.beliefs import Belief
-from consilience.core.gaussian import Gaussian
+from consilience.core import Belief, Gaussian
 from consilience.data.dataset import Dataset
 from consilience.evaluation.uncertainty import uncertainty
 from consilience.metrics import auroc

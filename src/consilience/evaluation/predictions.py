@@ -6,8 +6,7 @@ from torch import Tensor
 from consilience.core.beliefs import Belief, Mixture, draws
 from consilience.core.gaussian import Gaussian
 from consilience.data.dataset import Dataset
-from consilience.tasks.supervised import Regression
-from consilience.tasks.task import Task
+from consilience.tasks import Regression, Task
 
 SAMPLES = 10  # draws of a posterior that predictions are averaged over
 

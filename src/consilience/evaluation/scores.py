@@ -7,19 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.core import text
-from consilience.core.beliefs import Belief
+from consilience.core import Belief, Gaussian, text
 from consilience.core.display import scores as in_words
 from consilience.core.display import table
-from consilience.core.gaussian import Gaussian
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
+from consilience.data import Dataset, Federation
 from consilience.evaluation.predictions import predict, predict_with_variance
 from consilience.evaluation.samples import generate, shown_samples
 from consilience.evaluation.uncertainty import Entropies, check_unlabelled
 from consilience.metrics import entropy, reliability
-from consilience.tasks.adversarial import Adversarial
-from consilience.tasks.task import Task
+from consilience.tasks import Adversarial, Task
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from consilience.core.errors import TaskError
 from consilience.data.dataset import Dataset
 from consilience.evaluation.predictions import predict_each, predict_with_variance
 from consilience.metrics import auroc, entropy
-from consilience.tasks.supervised import Regression
-from consilience.tasks.task import Task
+from consilience.tasks import Regression, Task
 
 BINS = 20
 

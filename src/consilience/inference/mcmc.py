@@ -5,11 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from consilience.core import guards
-from consilience.core.checks import Positive, Share
-from consilience.core.errors import ConfigError
-from consilience.core.gaussian import Gaussian
-from consilience.core.ranges import Range, Ranges
+from consilience.core import ConfigError, Gaussian, Positive, Range, Ranges, Share, guards
 from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Tilted, moments_of, samples, scaled_diagonal, within_two_deviations
 from consilience.optim import SGD, Chain

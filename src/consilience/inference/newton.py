@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.core.checks import Count, NonNegative
-from consilience.core.gaussian import Gaussian
+from consilience.core import Count, Gaussian, NonNegative
 from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Tilted
 from consilience.tasks.task import Task

@@ -6,9 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.core import keys
-from consilience.core.checks import Count, Fraction
-from consilience.core.gaussian import Gaussian
+from consilience.core import Count, Fraction, Gaussian, keys
 from consilience.data.cohort import Cohort
 from consilience.inference.tilted import Curved
 from consilience.tasks.task import Task

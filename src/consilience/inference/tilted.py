@@ -8,10 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.core.checks import Count, NonNegative, Positive, check_types
-from consilience.core.errors import ConfigError
-from consilience.core.gaussian import Gaussian
-from consilience.core.ranges import Range, Ranges
+from consilience.core import ConfigError, Count, Gaussian, NonNegative, Positive, Range, Ranges, check_types
 from consilience.data.cohort import Cohort
 from consilience.optim import SGD, Chain
 from consilience.tasks.task import Task

@@ -8,16 +8,6 @@ from consilience.matching.stacks import Stack
 from consilience.matching.streams import restart
 
 __all__ = [
-    "BetaBernoulli",
-    "Clusterer",
-    "Clusters",
-    "DPMeans",
-    "Known",
-    "Matched",
-    "Memory",
-    "Stack",
-    "Units",
-    "match",
-    "restart",
-    "slice_of",
-]
+    "BetaBernoulli", "Clusterer", "Clusters", "DPMeans", "Known", "Matched", "Memory", "Stack", "Units", "match",
+    "restart", "slice_of",
+]  # fmt: skip

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.checks import Count, Positive, Size, check_types
-from consilience.core.ranges import Range, Ranges
+from consilience.core import Count, Positive, Range, Ranges, Size, check_types
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
 
 SAME = 1e-12  # of the objective: a sweep that changes it less has converged

@@ -7,9 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.core.checks import Count, Positive, check_types
-from consilience.core.errors import ConfigError
-from consilience.core.ranges import Range, Ranges
+from consilience.core import ConfigError, Count, Positive, Range, Ranges, check_types
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
 
 FAINT = 1e-6  # precision of a prior that matters only without observations

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.errors import DataError
-from consilience.core.records import record
+from consilience.core import DataError, record
 from consilience.matching.beta_bernoulli import BetaBernoulli
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
 
@@ -193,8 +192,7 @@ def _units(net: Network, h: int, above: Tensor, width: int, precision: Tensor) -
     parts = [*([weight.flatten(1)] if h == 0 else []), *([] if bias is None else [bias.unsqueeze(1)])]
     seen = torch.ones(sum(part.shape[1] for part in parts), dtype=torch.float64)
     return Units(
-        torch.cat([*parts, outgoing.flatten(1)], dim=1),
-        torch.cat([seen, precision.repeat_interleave(own.shape[2])]),
+        torch.cat([*parts, outgoing.flatten(1)], dim=1), torch.cat([seen, precision.repeat_interleave(own.shape[2])])
     )
 
 

@@ -12,27 +12,7 @@ from consilience.metrics.scores import classification, entropy, multilabel, regr
 from consilience.metrics.summary import MARGINAL, best, direction, rounds_to, running_means, spread
 
 __all__ = [
-    "MARGINAL",
-    "Classified",
-    "InceptionDistance",
-    "Judge",
-    "Modes",
-    "PrecisionRecall",
-    "Reliability",
-    "auroc",
-    "best",
-    "classification",
-    "density_mse",
-    "direction",
-    "entropy",
-    "frechet",
-    "inception",
-    "mixture_density",
-    "multilabel",
-    "pixels",
-    "regression",
-    "reliability",
-    "rounds_to",
-    "running_means",
-    "spread",
-]
+    "MARGINAL", "Classified", "InceptionDistance", "Judge", "Modes", "PrecisionRecall", "Reliability", "auroc", "best",
+    "classification", "density_mse", "direction", "entropy", "frechet", "inception", "mixture_density", "multilabel",
+    "pixels", "regression", "reliability", "rounds_to", "running_means", "spread",
+]  # fmt: skip

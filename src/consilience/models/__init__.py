@@ -16,21 +16,7 @@ from consilience.models.text import bag_of_words
 from consilience.models.zoo import MODELS, cnn, logistic, mlp
 
 __all__ = [
-    "MODELS",
-    "Pair",
-    "bag_of_words",
-    "cnn",
-    "dcgan",
-    "dcgan_discriminator",
-    "dcgan_generator",
-    "freeze_batchnorm",
-    "lenet5",
-    "logistic",
-    "mlp",
-    "mlp_discriminator",
-    "mlp_gan",
-    "mlp_generator",
-    "replace_batchnorm",
-    "resnet9",
+    "MODELS", "Pair", "bag_of_words", "cnn", "dcgan", "dcgan_discriminator", "dcgan_generator", "freeze_batchnorm",
+    "lenet5", "logistic", "mlp", "mlp_discriminator", "mlp_gan", "mlp_generator", "replace_batchnorm", "resnet9",
     "resnet18",
-]
+]  # fmt: skip

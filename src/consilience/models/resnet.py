@@ -32,11 +32,7 @@ def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int =
     """ResNet-18 with a 3×3 stem and no first pooling, for images of about 24 to 64 pixels."""
     if len(inputs) != 3:
         raise ConfigError(f"resnet18 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
-    layers: list[nn.Module] = [
-        nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False),
-        nn.GroupNorm(groups, width),
-        nn.ReLU(),
-    ]
+    layers: list[nn.Module] = [nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()]
     before = width
     for stage in range(4):
         after = width * 2**stage

@@ -11,13 +11,11 @@ from torch import nn
 
 from consilience.algorithms.switch import Method
 from consilience.data.dataset import Dataset
-from consilience.figures.panels import Panels
-from consilience.figures.pictures import Pictures
+from consilience.figures import Panels, Pictures
 from consilience.metrics import spread
 from consilience.runs.directory import Storage
-from consilience.studies.compare import compare
+from consilience.studies import Setting, compare
 from consilience.studies.comparison import Comparison, Row
-from consilience.studies.setting import Setting
 
 Scores = Mapping[tuple[str, str], Sequence[float]]
 """Scores over seeds, by (method, metric)."""

@@ -1,14 +1,12 @@
 """The cost of privacy: accuracy on MNIST against ε, at 6,000 clients of ten images each."""
 
-from consilience.algorithms import FedAvg, Private
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import Algorithm, FedAvg, Private
 from consilience.data import load, partition
 from consilience.engines.simulator import Simulator
 from consilience.models import mlp
 from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared, seeded
-from consilience.studies.comparison import Comparison
-from consilience.studies.setting import Setting
+from consilience.studies import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
 NAME, TITLE = "dp-mnist", "MNIST at 6,000 clients with differential privacy"

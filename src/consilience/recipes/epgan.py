@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from consilience.algorithms import EPGAN, F2A, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN, SampledEPGAN
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import EPGAN, F2A, Algorithm, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN, SampledEPGAN
 from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.figures.pictures import Picture, Pictures
@@ -20,14 +19,10 @@ from consilience.models import cnn, dcgan_discriminator, dcgan_generator
 from consilience.optim import Adam, AMSGrad
 from consilience.recipes.base import Options, Recipe, finished, seeded
 from consilience.recipes.epgan_variants import Spring
-from consilience.runs.directory import Storage
-from consilience.runs.fit import fit
-from consilience.studies.compare import compare
+from consilience.runs import Storage, fit
+from consilience.studies import Setting, compare
 from consilience.studies.comparison import Comparison, Row
-from consilience.studies.setting import Setting
-from consilience.tasks.adversarial import Adversarial
-from consilience.tasks.objectives import LeastSquares, Objective
-from consilience.tasks.supervised import Classification
+from consilience.tasks import Adversarial, Classification, LeastSquares, Objective
 
 GAN, BAYES, PROB, FEDAVG, F2AFED = "GAN", "BayesGAN", "ProbGAN", "FedAvg-GAN", "F2A"
 EPB, EP, MIXTURE, SPRING, SAMPLES = "EP-BGAN", "EP-ProbGAN", "Mixture-EP-ProbGAN", "EP-ProbGAN, f = 0", "EP, samples"

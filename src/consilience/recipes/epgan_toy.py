@@ -10,12 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from consilience.algorithms import EPGAN, BayesGAN, FedGAN, ProbGAN, SampledEPGAN, Switch
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import EPGAN, Algorithm, BayesGAN, FedGAN, ProbGAN, SampledEPGAN, Switch
 from consilience.algorithms.switch import Method
 from consilience.core.records import rows as of_clients
-from consilience.data import Dataset, Federation
-from consilience.data.cohort import Cohort
+from consilience.data import Cohort, Dataset, Federation
 from consilience.engines import Simulator
 from consilience.evaluation.samples import cells
 from consilience.figures.pictures import Picture, Pictures, heat
@@ -25,8 +23,7 @@ from consilience.models import mlp_discriminator, mlp_generator
 from consilience.optim import Adam
 from consilience.recipes.base import Options, Recipe, finished, rows_of, seeded
 from consilience.recipes.epgan_variants import Printed, Spring
-from consilience.runs.fit import fit
-from consilience.runs.run import Run
+from consilience.runs import Run, fit
 from consilience.studies.comparison import Comparison
 from consilience.studies.scores import paired_test
 from consilience.tasks.adversarial import Adversarial

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from consilience.algorithms import FedAvg, FedEP, FedPA, FedProx, FedSEP, Switch
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import Algorithm, FedAvg, FedEP, FedPA, FedProx, FedSEP, Switch
 from consilience.algorithms.switch import Method
 from consilience.data import Compose, Crop, Flip, load, partition
 from consilience.engines.simulator import Simulator
@@ -19,8 +18,7 @@ from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, about, compared, published, seeded
 from consilience.runs.run import Run
 from consilience.server.optimizers import Momentum, ServerOptimizer
-from consilience.studies.comparison import Comparison
-from consilience.studies.setting import Setting
+from consilience.studies import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
 TEXT = (

@@ -10,8 +10,7 @@ from importlib import resources
 import torch
 from torch import Tensor, nn
 
-from consilience.algorithms import FedAvg, FedEP, FedPA, FedSEP
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import Algorithm, FedAvg, FedEP, FedPA, FedSEP
 from consilience.core.gaussian import Gaussian
 from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
@@ -19,8 +18,7 @@ from consilience.figures.panels import Curve, Panel, Panels
 from consilience.inference import Laplace, Newton
 from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, finished, rows_of
-from consilience.runs.fit import fit
-from consilience.runs.run import Run
+from consilience.runs import Run, fit
 from consilience.studies.comparison import Comparison
 from consilience.tasks.supervised import MultiLabel
 

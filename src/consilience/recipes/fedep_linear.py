@@ -6,10 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from consilience.algorithms import ADF, FedAvg, FedEP, FedPA, FedPADiagonal, FedSEP
-from consilience.algorithms.base import Algorithm
-from consilience.core.beliefs import Belief
-from consilience.core.gaussian import Gaussian
+from consilience.algorithms import ADF, Algorithm, FedAvg, FedEP, FedPA, FedPADiagonal, FedSEP
+from consilience.core import Belief, Gaussian
 from consilience.data import Dataset, Federation
 from consilience.engines import Simulator
 from consilience.figures.panels import Curve, Panel, Panels
@@ -18,8 +16,7 @@ from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, finished, rows_of
 from consilience.runs.fit import fit
 from consilience.studies.comparison import Comparison, Row
-from consilience.tasks.supervised import Regression
-from consilience.tasks.task import Task
+from consilience.tasks import Regression, Task
 
 ENGINE = Simulator(device="cpu", chunk=5, workers=1, threads=1, precision="float64")
 SIZES = (40, 25, 12, 5, 3)

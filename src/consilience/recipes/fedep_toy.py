@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.algorithms import ADF, FedEP, FedPADiagonal, FedSEP
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import ADF, Algorithm, FedEP, FedPADiagonal, FedSEP
 from consilience.core.gaussian import Gaussian
-from consilience.data import Dataset, Federation
-from consilience.data.cohort import Cohort
+from consilience.data import Cohort, Dataset, Federation
 from consilience.figures.panels import Curve, Ellipse, Mark, Panel, Panels
 from consilience.inference import Newton, Tilted
 from consilience.inference.tilted import scaled_identity

@@ -30,8 +30,7 @@ from consilience.engines.simulator import Simulator
 from consilience.models import mlp, resnet18
 from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, about, compared, published, seeded
-from consilience.studies.comparison import Comparison
-from consilience.studies.setting import Setting
+from consilience.studies import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
 TEXT = (

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.algorithms import FedNP
-from consilience.algorithms.base import Algorithm
-from consilience.core import keys
-from consilience.core.ranges import Range
+from consilience.algorithms import Algorithm, FedNP
+from consilience.core import Range, keys
 from consilience.data import Dataset
 from consilience.figures.panels import Curve, Mark, Panel, Panels
 from consilience.recipes.base import Options, Recipe, Scores, finished, rows_of

@@ -2,8 +2,7 @@
 
 import torch
 
-from consilience.algorithms import FedAvg, FedEP, FedProx, LocalOnly, Pooled
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import Algorithm, FedAvg, FedEP, FedProx, LocalOnly, Pooled
 from consilience.data import Federation, heart_disease, partition
 from consilience.engines import Simulator
 from consilience.evaluation.scores import evaluate
@@ -12,8 +11,7 @@ from consilience.models import logistic
 from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, compared, seeded
 from consilience.runs.run import Run
-from consilience.studies.comparison import Comparison
-from consilience.studies.setting import Setting
+from consilience.studies import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
 TEXT = (

@@ -7,18 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from consilience.algorithms import SCAFFOLD, FedAvg, FedNP, FedPA, FedProx, Pooled
-from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms import SCAFFOLD, Algorithm, FedAvg, FedNP, FedPA, FedProx, Pooled, algorithm
 from consilience.core.checks import Count
 from consilience.core.records import rows as of_clients
-from consilience.data import Dataset, Federation
-from consilience.data.cohort import Cohort
+from consilience.data import Cohort, Dataset, Federation
 from consilience.engines import Simulator
 from consilience.optim import RMSprop
 from consilience.recipes.base import seeded
 from consilience.recipes.fednp import WithoutSignal
-from consilience.runs.fit import fit
-from consilience.runs.run import Run
+from consilience.runs import Run, fit
 from consilience.tasks.supervised import Regression
 
 PIECES = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))

@@ -53,7 +53,7 @@ CONSTRAINED: dict[str, Callable[[Trained], dict[str, float]]] = {
     "local average": local_average,
 }
 TUNED: dict[str, Callable[[Trained], dict[str, float]]] = {
-    "PFNM, tuned": lambda local: best_of(local, [BetaBernoulli(v, mass=m) for v, m in product(VARIANCES, MASSES)]),
+    "PFNM, tuned": lambda local: best_of(local, [BetaBernoulli(v, mass=m) for v, m in product(VARIANCES, MASSES)])
 }
 RESOURCEFUL: dict[str, Callable[[Trained], dict[str, float]]] = {
     "ensemble": lambda local: ensembled(local, by_class=False),

@@ -8,27 +8,22 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import PFNM, Algorithm, Downpour, Ensemble, FedAvg
 from consilience.algorithms.shared.one_shot import Update
-from consilience.core.beliefs import Belief
+from consilience.core import Belief, Point
 from consilience.core.files import write_atomically
-from consilience.core.records import Point
-from consilience.data import Data, Dataset, Federation, load, partition
-from consilience.data.cohort import Info
+from consilience.data import Data, Dataset, Federation, Info, load, partition
 from consilience.evaluation.scores import evaluate
 from consilience.matching import BetaBernoulli, Clusterer
 from consilience.metrics import spread
 from consilience.models import mlp
 from consilience.optim import AMSGrad
 from consilience.recipes.base import Options, seeded
-from consilience.runs.fit import fit
-from consilience.runs.run import Run
+from consilience.runs import Run, fit
 from consilience.server.optimizers import Adam
 from consilience.studies.comparison import Row
 from consilience.studies.distil import distil
-from consilience.tasks.supervised import Classification
-from consilience.tasks.task import Task
+from consilience.tasks import Classification, Task
 
 Scores = dict[str, dict[str, float]]  # by method and metric
 METRICS = ("accuracy", "nll", "ece", "width")

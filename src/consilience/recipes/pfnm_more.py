@@ -6,16 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 
-from consilience.algorithms import PFNM, Downpour, Ensemble, FedAvg
-from consilience.algorithms.base import Algorithm
+from consilience.algorithms import PFNM, Algorithm, Downpour, Ensemble, FedAvg
 from consilience.figures.panels import Heat, Panel, Panels
 from consilience.matching import BetaBernoulli
 from consilience.recipes.base import Options, Recipe, compared, finished
 from consilience.recipes.pfnm import MNIST, NARROW, SPLITS
 from consilience.recipes.pfnm_local import Case, Scores, in_rows, kept, loaded, matched, network, shared_out, trained
 from consilience.recipes.pfnm_variants import Authors, Capped, Printed, WithoutPenalty
-from consilience.studies.comparison import Comparison
-from consilience.studies.setting import Setting
+from consilience.studies import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
 VARIANCES, PRIOR_VARIANCES, MASSES = (0.1, 0.3, 1.0, 3.0), (1.0, 10.0, 100.0), (1e-3, 1.0, 50.0)

@@ -16,11 +16,9 @@ from consilience.figures.panels import Curve, Panel, Panels
 from consilience.models import lenet5, resnet9
 from consilience.optim import SGD, Tapered
 from consilience.recipes.base import Options, Recipe, about, finished, seeded
-from consilience.runs.directory import Storage
-from consilience.runs.run import Run
-from consilience.studies.compare import compare
+from consilience.runs import Run, Storage
+from consilience.studies import Setting, compare
 from consilience.studies.comparison import Comparison, Row
-from consilience.studies.setting import Setting
 from consilience.tasks.supervised import Classification
 
 CLIENTS, TAIL = 10, 20  # TAIL: the last rounds, over which the smoothness of a curve is measured

@@ -11,19 +11,16 @@ from scipy.optimize import root
 from torch import Tensor, nn
 
 from consilience.algorithms.safl import SAFL
-from consilience.data import Dataset, Federation
-from consilience.data.batch import Batch
+from consilience.data import Batch, Dataset, Federation
 from consilience.diagnostics import ode
 from consilience.engines import Simulator
 from consilience.figures.panels import Curve, Mark, Panel, Panels
-from consilience.optim import SGD
-from consilience.optim.schedules import Tapered
+from consilience.optim import SGD, Tapered
 from consilience.recipes import fedep_hospitals
 from consilience.recipes.base import Options, Recipe, finished, rows_of
 from consilience.runs.fit import fit
 from consilience.studies.comparison import Comparison, Row
-from consilience.tasks.supervised import Regression
-from consilience.tasks.task import Task
+from consilience.tasks import Regression, Task
 
 ENGINE = Simulator(device="cpu", chunk=4, workers=1, threads=1, precision="float64")
 TAPERING, CONSTANT, THEORY = "tapering steps", "constant step", "theory"

@@ -12,11 +12,9 @@ from typing import Any
 
 from consilience.algorithms.switch import Method, Switch
 from consilience.core.errors import CheckpointError, ConfigError
-from consilience.runs.directory import Storage
-from consilience.runs.fit import fit
+from consilience.runs import Run, Storage, fit
 from consilience.runs.identity import describe
 from consilience.runs.progress import Runs
-from consilience.runs.run import Run
 from consilience.studies.comparison import Comparison
 from consilience.studies.knobs import candidates
 from consilience.studies.scores import Scores

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from consilience.core import display
+from consilience.core import ConfigError, display
 from consilience.core.display import clip
-from consilience.core.errors import ConfigError
 from consilience.core.files import explained, write_atomically
 from consilience.core.text import plural
-from consilience.figures.panels import Panels
-from consilience.figures.pictures import Pictures
+from consilience.figures import Panels, Pictures
 from consilience.metrics import MARGINAL
 from consilience.runs.rows import flat, frame
 from consilience.runs.stored import RunFiles, load_run, read_runs

@@ -13,8 +13,7 @@ from consilience.core.errors import DataError, TaskError
 from consilience.data.dataset import Dataset
 from consilience.evaluation.predictions import predict
 from consilience.optim import Chain
-from consilience.runs.fit import fit
-from consilience.runs.run import Run
+from consilience.runs import Run, fit
 from consilience.tasks.likelihoods import Categorical
 from consilience.tasks.supervised import Classification, Supervised
 

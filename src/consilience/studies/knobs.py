@@ -5,9 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from consilience.algorithms.switch import Method
-from consilience.core import keys
-from consilience.core.errors import ConfigError
-from consilience.core.ranges import Choice, Range
+from consilience.core import Choice, ConfigError, Range, keys
 
 Settings = dict[str, Any]
 

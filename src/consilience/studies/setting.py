@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from consilience.core.errors import ConfigError
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
+from consilience.data import Dataset, Federation
 from consilience.tasks.task import Task
 
 

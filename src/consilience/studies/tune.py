@@ -18,15 +18,13 @@ import torch
 from consilience.algorithms.switch import Method
 from consilience.core.errors import ClientError, ConfigError, ConsilienceError, DataError, nearest
 from consilience.core.files import write_atomically
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
+from consilience.data import Dataset, Federation
 from consilience.engines import Distributed
 from consilience.metrics import direction
+from consilience.runs import Run, fit
 from consilience.runs.directory import RunDirectory, Storage
-from consilience.runs.fit import fit
 from consilience.runs.identity import describe
 from consilience.runs.lines import rejections
-from consilience.runs.run import Run
 from consilience.studies.knobs import candidates, with_settings
 from consilience.studies.setting import Setting
 

@@ -6,9 +6,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.gan.players import NOISY, Players
-from consilience.core.checks import Positive
-from consilience.core.gaussian import Gaussian
-from consilience.core.ranges import Range, Ranges
+from consilience.core import Gaussian, Positive, Range, Ranges
 from consilience.data.cohort import Cohort
 from consilience.optim import Chain
 

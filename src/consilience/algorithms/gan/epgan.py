@@ -11,19 +11,14 @@ from torch import Tensor, nn
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.gan.players import NOISY, Players, adversarial
 from consilience.algorithms.shared import averaging
-from consilience.core import keys
+from consilience.core import ConsilienceError, Gaussian, Point, Weighted, keys, record
 from consilience.core.checks import Count, NonNegative, Positive, Share
-from consilience.core.errors import ConsilienceError
-from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
-from consilience.core.records import Point, Weighted, record
-from consilience.data.batch import Batch
-from consilience.data.cohort import Cohort, Info
+from consilience.data import Batch, Cohort, Info
 from consilience.inference import sigmoid_moments, sigmoid_site
 from consilience.inference.weight_energy import gaussian_energy, mixture_energy
 from consilience.optim import Chain
-from consilience.tasks.adversarial import Adversarial
-from consilience.tasks.task import Task
+from consilience.tasks import Adversarial, Task
 
 SIGNAL = "signal"  # the part that computes f and the mixture's weights
 GUMBEL = keys.word("mixture")

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.gan.server_generator import ServerGenerator
-from consilience.core.checks import NonNegative
-from consilience.core.records import Point, record
-from consilience.data.batch import Batch
-from consilience.data.cohort import Cohort, Info
+from consilience.core import NonNegative, Point, record
+from consilience.data import Batch, Cohort, Info
 from consilience.optim.chain import Memory
 from consilience.tasks.adversarial import HEADS, TRUNK, Adversarial
 from consilience.tasks.layout import MAIN

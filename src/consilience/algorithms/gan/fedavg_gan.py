@@ -9,8 +9,7 @@ from consilience.algorithms.base import algorithm
 from consilience.algorithms.gan.server_generator import ServerGenerator
 from consilience.algorithms.shared.averaging import change
 from consilience.core.records import Point, Weighted, record
-from consilience.data.batch import Batch
-from consilience.data.cohort import Cohort, Info
+from consilience.data import Batch, Cohort, Info
 from consilience.optim.chain import Memory
 from consilience.tasks.adversarial import Adversarial
 from consilience.tasks.layout import MAIN

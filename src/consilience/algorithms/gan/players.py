@@ -8,11 +8,8 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import Averaging, change
-from consilience.core.checks import Fraction
-from consilience.core.errors import TaskError
-from consilience.core.gaussian import Gaussian
-from consilience.data.batch import Batch
-from consilience.data.cohort import Cohort
+from consilience.core import Fraction, Gaussian, TaskError
+from consilience.data import Batch, Cohort
 from consilience.optim import Adam, Chain
 from consilience.optim.chain import Look
 from consilience.tasks.adversarial import HEADS, Adversarial

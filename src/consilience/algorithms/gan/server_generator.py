@@ -8,16 +8,12 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.gan.players import ADAM, adversarial
-from consilience.core import keys
-from consilience.core.checks import Count
-from consilience.core.errors import ConfigError
-from consilience.data.batch import Batch
-from consilience.data.cohort import Cohort
+from consilience.core import ConfigError, Count, keys
+from consilience.data import Batch, Cohort
 from consilience.optim import Adam, Chain
 from consilience.optim.chain import Memory
-from consilience.tasks.adversarial import Adversarial
+from consilience.tasks import Adversarial, Task
 from consilience.tasks.layout import MAIN
-from consilience.tasks.task import Task
 
 SHORT = Adam(lr=3e-4, beta1=0.5, batch_size=128, longest=6)  # the papers' six steps a round
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from consilience.core.errors import ConfigError, ConsilienceError
-from consilience.core.records import Tree, tree_map
+from consilience.core import ConfigError, ConsilienceError, Tree, tree_map
 from consilience.optim import SGD, Chain
 
 

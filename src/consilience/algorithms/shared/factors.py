@@ -7,11 +7,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.shared import averaging
-from consilience.core import guards
-from consilience.core.checks import NonNegative, Positive
-from consilience.core.errors import ConsilienceError
-from consilience.core.gaussian import Gaussian
-from consilience.core.records import record, tree_map
+from consilience.core import ConsilienceError, Gaussian, NonNegative, Positive, guards, record, tree_map
 from consilience.data.cohort import Cohort, Info
 from consilience.inference import Identity, Tilted
 from consilience.server.optimizers import Moments, Momentum, ServerOptimizer, carry_over

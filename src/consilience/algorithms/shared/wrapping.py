@@ -5,11 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.beliefs import Belief
-from consilience.core.errors import ConfigError
-from consilience.core.records import Tree
-from consilience.data.cohort import Cohort, Info
-from consilience.data.federation import Federation
+from consilience.core import Belief, ConfigError, Tree
+from consilience.data import Cohort, Federation, Info
 from consilience.tasks.task import Task
 
 
