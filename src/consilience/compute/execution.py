@@ -23,10 +23,8 @@ class Execution:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this is compiled code for a GPU."""
         return self.compiled and self.device.type == "cuda"
 
     @property
     def precision(self) -> torch.dtype:
-        """The type in which networks compute."""
         return torch.bfloat16 if self.bf16 else self.dtype

@@ -54,7 +54,6 @@ class Cohorts:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this is compiled code for a GPU."""
         return self.execution.on_gpu
 
     def recorded(self, advance: Advance) -> Replay:

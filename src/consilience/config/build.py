@@ -44,7 +44,6 @@ class Loaded:
     folder: Path
 
     def algorithm(self) -> Method:
-        """The method of the config."""
         return _method(self._component(self.config.algorithm.model_dump(), "algorithm"))
 
     def _component(self, table: Mapping[str, Any], where: str) -> Component:
@@ -83,7 +82,6 @@ class LoadedConfig(Loaded):
         return found
 
     def engine(self) -> Simulator | Distributed:
-        """The engine of the config: the simulator unless it names another."""
         table = {"name": "Simulator", **self.config.engine}
         if table["name"] not in ENGINES:
             raise ConfigError(f"engine.name: unknown name {table['name']!r}; {nearest(str(table['name']), ENGINES)}")

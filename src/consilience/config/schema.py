@@ -20,7 +20,6 @@ class Named(BaseModel):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All keys but the name."""
         return dict(self.model_extra or {})
 
 

@@ -84,13 +84,11 @@ def kinds_of(hint: Any) -> dict[str, type]:
 
 @cache
 def _arguments(kind: Any) -> dict[str, Any]:
-    """The annotations of a dataclass's arguments that can be resolved."""
     hints, known = hints_of(kind), fields(kind) if is_dataclass(kind) else ()
     return {field.name: hints[field.name] for field in known if field.init and field.name in hints}
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 

@@ -36,12 +36,6 @@ class ClientError(ConsilienceError):
         self.client, self.round, self.stage, self.reason = client, round, stage, reason
 
 
-def check_word(name: str, word: str, allowed: Iterable[str]) -> None:
-    """Raise a ConfigError unless `word` is allowed."""
-    if word not in (words := list(allowed)):
-        raise ConfigError(f"{name}={word!r} is not known; {nearest(word, words)}")
-
-
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """The end of an error message: the allowed names, and the one nearest to `word`."""
     names = sorted(allowed)

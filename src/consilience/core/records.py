@@ -161,7 +161,6 @@ def _children(tree: Tree) -> list[tuple[str, Tree]]:
 
 
 def _moving(kind: type) -> list[str]:
-    """The names of a record's fields that are trees."""
     if kind not in _fields:
         raise RecordError(
             f"a {kind.__name__} cannot be part of a record; fields hold tensors, records, tuples of these or None"
@@ -293,7 +292,6 @@ def _build(structure: Any, arrays: dict[str, Tensor], path: str) -> Tree:
 
 
 def _tuples(value: Any) -> Any:
-    """Tuples in place of JSON's lists."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -309,7 +307,6 @@ def check(value: Tree, like: Tree, what: str = "record") -> None:
 
 
 def _name(tree: Tree) -> str:
-    """Types and fields as a call, static fields with their values."""
     if tree is None or isinstance(tree, Tensor):
         return "None" if tree is None else "Tensor"
     inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in _children(tree)}

@@ -5,18 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from consilience.core.errors import DataError
+from consilience.core.errors import DataError, nearest
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
-from consilience.data.loaders.arrays import read_arrays
+from consilience.data.loaders.arrays import class_numbers, read_arrays
 from consilience.data.loaders.files import normalisation
-from consilience.data.loaders.folders import read_image_folders
-from consilience.data.loaders.labels import class_numbers
 from consilience.data.loaders.silos import CSV, Table, agreed_scale, in_order, own_scale, read_table
+from consilience.data.sources import pixels_of
 
 _TEST = "test"
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 Scaling = Mapping[str, Mapping[str, float]]
 Part = tuple[Tensor, Tensor]  # x, y
 
@@ -89,7 +90,6 @@ def _datasets(
     std: Sequence[float] | None,
     name: str,
 ) -> list[Dataset]:
-    """The training set and, if there is one, the test set."""
     for _, y in parts:
         if y.is_floating_point() and not bool(y.isfinite().all()):
             raise DataError(f"{path}: there are targets that are not finite")
@@ -156,8 +156,37 @@ def _images(path: Path, classes: tuple[str, ...]) -> list[Part]:
         )
     test = path / _TEST
     if _TEST in classes or not test.is_dir():
-        return [read_image_folders(path, classes)]
-    return [read_image_folders(path, classes, besides=test), read_image_folders(test, classes)]
+        return [_image_folders(path, classes)]
+    return [_image_folders(path, classes, besides=test), _image_folders(test, classes)]
+
+
+def _image_folders(path: Path, classes: Sequence[str], besides: Path | None = None) -> tuple[Tensor, Tensor]:
+    """Images [N, C, H, W] of one size as bytes, and their classes [N]; the folder `besides` is not read."""
+    images: list[Tensor] = []
+    labels: list[int] = []
+    first = None
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and entry != besides):
+        if folder.name not in classes:
+            raise DataError(f"{folder} is no class of this federation; {nearest(folder.name, classes)}")
+        for file in sorted(file for file in folder.iterdir() if file.suffix.lower() in _IMAGES):
+            image, first = _image(file), first or file
+            if images and image.shape != images[0].shape:
+                this, that = (" × ".join(str(n) for n in one.shape) for one in (image, images[0]))
+                raise DataError(f"images must be of one size and kind: {file} is {this}, {first} is {that}")
+            images.append(image)
+            labels.append(classes.index(folder.name))
+    if not images:
+        raise DataError(f"{path} has neither CSV files nor folders with images in them")
+    return torch.stack(images), torch.tensor(labels)
+
+
+def _image(file: Path) -> Tensor:
+    """An image as bytes [C, H, W], grey or in colours."""
+    try:
+        with Image.open(file) as image:
+            return torch.from_numpy(pixels_of(image, str(file)).copy())
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file} is not an image that can be read ({error})") from error
 
 
 def _scaled(

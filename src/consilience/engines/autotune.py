@@ -55,7 +55,6 @@ class Autotuner:
     rounds: int
 
     def choose(self, server: Tree, states: States, ids: Tensor) -> Plan:
-        """The fastest plan for the task's device."""
         if self.task.device.type != "cpu":
             return self.choose_on_gpu(server, states, ids)
         wanted, compile = self.wanted, bool(self.wanted.compile)
@@ -158,7 +157,6 @@ class Autotuner:
         return Plan(chunk, compile=compile, why=f"{why}{planned:.0f} s of uncompiled work planned")
 
     def _time_whole(self, server: Tree, states: States, ids: Tensor) -> float:
-        """Seconds of a whole round of the clients `ids`."""
         message, kept = self.algorithm.message(server, ids), states.gather(ids)
         for limit in (1, None):  # the first step warms up
             start = time.perf_counter()

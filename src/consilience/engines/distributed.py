@@ -170,7 +170,6 @@ class Together(Ranks):
         return any(json.loads(text) for text in self._exchange(json.dumps(flag)))
 
     def _exchange(self, text: str) -> list[str]:
-        """Every rank's text."""
         mine = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
         lengths = [int(length) for length in self._gather(torch.tensor([len(mine)]))]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
@@ -249,7 +248,6 @@ def _packed(tensor: Tensor) -> Tensor:
 
 
 def _words(failure: Exception | None) -> list[Any] | None:
-    """An error as plain data."""
     if isinstance(failure, ClientError):
         return [failure.client, failure.round, failure.stage, failure.reason]
     return None if failure is None else [f"{type(failure).__name__}: {failure}"]

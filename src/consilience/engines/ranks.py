@@ -19,7 +19,6 @@ class Ranks(ABC):
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is the one that writes and prints."""
         return self.rank == 0
 
     @abstractmethod

@@ -117,14 +117,12 @@ class Simulation(Session):
         )
 
     def close(self) -> None:
-        """End the workers, and restore the number of torch's threads."""
         torch.set_num_threads(self._cores)
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
-        """Choose the plan (by timing, unless given) and start the workers."""
         self._kept_on = states.device
         ids = self._longest_first(ids)[:: self._ranks.size]
         found = self._given or self.autotuner(round).choose(server, states, ids)  # by all ranks at once, as in a round
@@ -139,8 +137,6 @@ class Simulation(Session):
         return chosen
 
     def autotuner(self, round: int) -> Autotuner:
-        """Times plans with the clients of `round`."""
-
         @contextmanager
         def trial(plan: Plan) -> Iterator[Callable[[Tensor, Tree, Tree, int], Share]]:
             self._start(plan)
@@ -161,8 +157,7 @@ class Simulation(Session):
             torch.set_num_threads(plan.threads)
 
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
-        """Compute a round. Clients are dealt out to the ranks, longest first, so that all have about as much to do."""
-        ids = self._longest_first(ids)
+        ids = self._longest_first(ids)  # dealt out in turn, so that all ranks have about as much to do
         hand = slice(self._ranks.rank, None, self._ranks.size)
 
         def work() -> Share:

@@ -30,11 +30,9 @@ class States(ABC):
 
     @cached_property
     def _one(self) -> Tree:
-        """A state, for its shapes."""
         return self._made(torch.tensor([0]))
 
     def _made(self, ids: Tensor) -> Tree:
-        """States of clients that never took part."""
         made = self._fresh(ids)
         check_rows(made, len(ids), "client")
         return to(made, self.device)

@@ -33,7 +33,6 @@ class Share:
     bytes_up: int = 0
 
     def merge(self, other: Share, additive: bool) -> Share:
-        """The share of both groups together."""
         if not other.accepted:
             update, states, notes = self.update, self.states, self.notes
         elif not self.accepted:
@@ -54,7 +53,6 @@ class Share:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Everything but the tensors, as plain data."""
         return {
             "accepted": self.accepted,
             "rejected": list(self.rejected.items()),

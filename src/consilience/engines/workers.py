@@ -69,7 +69,6 @@ class Pool:
         return share
 
     def close(self) -> None:
-        """End the workers."""
         for process, connection in self._members:
             connection.close()
             process.join(1)

@@ -60,7 +60,6 @@ class Pictures:
 
     @property
     def wide(self) -> bool:
-        """Whether the figure takes the width of the page."""
         return len(self.columns) > 1
 
 

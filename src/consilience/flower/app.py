@@ -128,7 +128,6 @@ def serve(
 
 
 def _print_round(run: Run, line: dict[str, Any]) -> None:
-    """Print one line about a round."""
     names = run.federation.names or ()
     rejected = [entry["client"] for entry in line["rejected"]]
     parts = [f"round {line['round']}", f"{line['clients']} of {len(names)} sites", f"{line['seconds']:.1f} s"]

@@ -71,11 +71,9 @@ class FlowerClient:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of this client's method and network."""
         return fingerprint(self.method, self.task)
 
     def info(self) -> SiteInfo:
-        """The site's information."""
         train, test = self._data
         return SiteInfo.model_validate(
             {

@@ -116,7 +116,6 @@ class Exchange:
     def _requests(
         self, server: Tree, states: RemoteStates, chosen: list[int], round: int, token: Token
     ) -> Iterator[tuple[str, RecordDict]]:
-        """(site, request) for each chosen client."""
         message = self.algorithm.message(server, torch.tensor(chosen))
         shared = None if isinstance(message, Addressed) else pack(message)
         for i, client in enumerate(chosen):

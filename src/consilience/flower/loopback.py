@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import tomli_w
@@ -46,12 +45,11 @@ class Loopback:
         self.start_superlink()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in list(self._processes):
             self.kill(name)
 
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it listens."""
         secure = ["--insecure"] if self._tls is None else self._tls[0]
         self._start(SUPERLINK, ["flower-superlink", *secure, "--port", str(self.port), "--database", "superlink.db",
                              "--disable-runtime-dependency-installation"])  # fmt: skip
@@ -71,11 +69,9 @@ class Loopback:
                            "--port", str(_free_port()), "--node-config", words])  # fmt: skip
 
     def register(self, site: str, public_key: Path) -> None:
-        """Register a node's key for this site."""
         self._flwr("supernode", "register", str(public_key), "--name", site, "--format", "json")
 
     def log(self, name: str) -> Path:
-        """The log of the SuperLink or of a site."""
         return self.folder / f"{name}.log"
 
     def kill(self, name: str) -> None:
@@ -144,7 +140,6 @@ class Loopback:
 
 
 def _offspring(pid: int) -> list[int]:
-    """All descendants of a process."""
     found = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -60,7 +60,6 @@ class Registry(Payload):
 
     @classmethod
     def read(cls, folder: Path) -> Registry | None:
-        """The registry in a run's directory, or None."""
         path = folder / FILE
         if not path.exists():
             return None
@@ -81,7 +80,6 @@ class Registry(Payload):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clients' names."""
         return tuple(member.name for member in self.members)
 
     def federation(self, name: str, classes: tuple[str, ...] = ()) -> Federation:

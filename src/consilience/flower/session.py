@@ -52,7 +52,6 @@ class Flower:
 
     @contextmanager
     def started(self) -> Iterator[tuple[Flower, Ranks]]:
-        """(this engine, one process)."""
         yield self, _Alone()
 
     def open(
@@ -67,7 +66,6 @@ class Flower:
         plan: Plan | None = None,
         ranks: Ranks = ALONE,
     ) -> FlowerSession:
-        """A session for the rounds of one algorithm."""
         if federation.names != self.registry.names:
             raise ConfigError(
                 f"{algorithm.name} moves the data to one place, which a real federation cannot do: choose another "
@@ -110,7 +108,6 @@ class FlowerSession(Session):
 
     @property
     def asks_clients(self) -> bool:
-        """Whether any online site holds examples out."""
         return any(site.held_out for _, site in self._coordinator.online.values())
 
     def close(self) -> None:
@@ -178,7 +175,6 @@ class FlowerSession(Session):
         return server
 
     def evaluate(self, algorithm: Algorithm, server: Tree) -> Evaluation | None:
-        """The pooled scores of the sites that hold examples out."""
         if algorithm.network(self.task, server) is not self.task:
             log.warning("sites cannot score %s: its final network is not the clients' network", algorithm.name)
             return None

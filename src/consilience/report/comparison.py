@@ -63,7 +63,6 @@ def _figure_section(content: Mapping[str, Any], methods: Sequence[str]) -> Secti
 
 
 def _run_section(directory: Path, entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> Section:
-    """The runs, with links to their own reports."""
     rows = []
     for entry in entries:
         method, place = str(entry["method"]), str(entry.get("directory", ""))

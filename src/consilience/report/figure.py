@@ -56,7 +56,6 @@ class Figure:
         return f'<figure style="margin: 0">{self.svg}{below}</figure>'
 
     def _drawing(self) -> Drawing:
-        """All drawings as one."""
         columns = min(len(self.drawings), COLUMNS)
         rows = math.ceil(len(self.drawings) / columns)
         width = columns * max(drawing.size[0] for drawing in self.drawings)

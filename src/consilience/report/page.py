@@ -44,7 +44,6 @@ class Cell:
 
     @property
     def key(self) -> float | str:
-        """The value to sort by."""
         return self.text if self.sort is None else self.sort
 
 
@@ -100,7 +99,6 @@ class Section:
 
     @property
     def shown(self) -> bool:
-        """Whether there is anything under the heading."""
         return bool(self.facts or self.tables or self.pictures or self.plots or self.folded)
 
 

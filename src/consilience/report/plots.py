@@ -40,7 +40,6 @@ def _figure(section: Section, otherwise: str, caption: str = "") -> Figure:
 
 
 def _chosen(metrics: Sequence[str], known: Iterable[str], what: str) -> list[str]:
-    """The metrics asked for, or all."""
     found = text.in_order(known)
     for metric in metrics:
         if metric not in found:

@@ -46,7 +46,6 @@ def _comparison(directory: Path) -> Link | None:
 
 
 def _lead(run: RunFiles) -> str:
-    """Clients, examples and rounds in two sentences."""
     fed, done, planned = run.part("federation"), len(run.rounds), run.config.get("rounds") or 0
     sentences = []
     if fed.get("clients"):

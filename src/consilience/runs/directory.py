@@ -52,16 +52,13 @@ class Storage:
 
     @classmethod
     def of(cls, out: str | Path | Storage | None) -> Storage:
-        """`out` as a storage."""
         return out if isinstance(out, Storage) else cls(out)
 
     @property
     def directory(self) -> Path | None:
-        """The path, if there is one."""
         return None if self.path is None else Path(self.path)
 
     def below(self, *parts: str, warm: Path | None = None) -> Storage:
-        """The same settings for a directory inside this one."""
         return replace(self, path=None if self.path is None else Path(self.path, *parts), warm=warm)
 
 
@@ -91,7 +88,6 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def exists(self) -> bool:
-        """Whether the directory holds a run."""
         return (self.path / "run.json").exists()
 
     def has_checkpoints(self) -> bool:
@@ -125,7 +121,6 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} cannot be made a run directory: {error.strerror}") from error
 
     def write_facts(self, facts: dict[str, Any]) -> None:
-        """Write run.json."""
         write_atomically(self.path / "run.json", json.dumps(facts, indent=1, ensure_ascii=False))
 
     def facts(self) -> dict[str, Any]:
@@ -197,7 +192,6 @@ class RunDirectory:
         return None
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write one round's metrics."""
         with named(self._metrics), open(self._metrics, "a") as file:
             file.write(json.dumps(line) + "\n")
         with self._free:

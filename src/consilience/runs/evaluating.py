@@ -27,7 +27,6 @@ class Evaluator:
     run: Run
 
     def is_due(self, number: int) -> bool:
-        """Whether round `number` is evaluated."""
         possible = self.run.test is not None or self.session.asks_clients
         return possible and (number % self.settings.evaluate_every == 0 or number == self.settings.rounds)
 

@@ -20,8 +20,7 @@ from consilience.engines.session import Opener, Session
 from consilience.engines.states import place_states
 from consilience.runs.directory import RunDirectory, Saved
 from consilience.runs.evaluating import final_evaluation
-from consilience.runs.lines import not_finite
-from consilience.runs.rounds import Rounds, round_clients
+from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import Plans, Start
@@ -120,7 +119,6 @@ class Loop:
         return to(unpack(bytes.fromhex(self.ranks.led(mine.hex)), like=server), session.task.device)
 
     def _settle(self, session: Session, run: Run, number: int) -> dict[str, Any]:
-        """Choose the stage's plan, as plain data."""
         run.plan = session.settle(run.server, run.states, round_clients(self.settings, session, number), number)
         run.task = session.task
         log.info("plan: %s", run.plan)

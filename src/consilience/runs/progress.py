@@ -56,7 +56,6 @@ class Runs:
         Runs._present.reset(self._token)
 
     def begin(self, title: str) -> None:
-        """Begin the next run."""
         self.display.update(self._task, completed=self._begun, facts=title, refresh=True)
         self._begun += 1
 
@@ -89,7 +88,6 @@ class Bar:
             self._bar.remove_task(self._task)
 
     def update(self, line: dict[str, Any]) -> None:
-        """Show a round's metrics."""
         loss = f"loss {line['loss']:.4f}" if "loss" in line else ""
         if "eval" in line:
             name = "accuracy" if "accuracy" in line["eval"] else next(iter(line["eval"]))

@@ -1,25 +1,29 @@
-"""The rounds of one stage of a run."""
+"""The rounds of one stage of a run: their lines of metrics, their checkpoints and warnings."""
 
+import logging
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from consilience.core import guards, keys
+from consilience.core.records import Tree, leaves, tree_map
 from consilience.data.cohort import Info
 from consilience.engines.ranks import Ranks
 from consilience.engines.session import Session
 from consilience.engines.work import Share
-from consilience.runs.checkpoints import CheckpointWriter
-from consilience.runs.directory import RunDirectory
+from consilience.runs.directory import RunDirectory, Saved
 from consilience.runs.evaluating import Evaluator
 from consilience.runs.interrupts import Interrupted, stop_requests
-from consilience.runs.lines import metrics_line, not_finite, warn_of_rejected
 from consilience.runs.progress import Bar
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings
+
+rejections = logging.getLogger("consilience.rejections")
 
 
 def round_clients(settings: Settings, session: Session, number: int) -> Tensor:
@@ -99,3 +103,70 @@ class Rounds:
         if (name := not_finite(self.run.server)) is None:
             return share
         return replace(share, rejected=dict.fromkeys(share.rejected, f"the server's own {name} is not finite"))
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time in its own thread. Without a directory it writes nothing."""
+
+    def __init__(self, directory: RunDirectory | None) -> None:
+        self._directory, self._thread = directory, ThreadPoolExecutor(1)
+        self._writing: tuple[Future[None], Run, Tree] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def save(self, number: int, run: Run, info: Info | None) -> None:
+        """Begin to write the server and all client states as they are now, after the checkpoint before is on disk."""
+        if self._directory is None:
+            return
+        self.wait()
+        states, server = run.states.snapshot(), tree_map(torch.clone, run.server)
+        saved, belief = Saved(server, states, info), run.algorithm.posterior(server)
+        self._writing = self._thread.submit(self._directory.save, number, saved, belief), run, states
+
+    def wait(self) -> None:
+        """Wait for the checkpoint; then drop the states that only older ones needed."""
+        if self._writing is not None:
+            (done, run, states), self._writing = self._writing, None
+            done.result()
+            run.states.forget(states)
+
+
+def metrics_line(number: int, share: Share, bytes_down: int, seconds: float, run: Run) -> dict[str, Any]:
+    """The line of metrics.jsonl, without scores. Clients' notes are averaged with the weights of their examples."""
+    n = run.federation.sizes[torch.tensor(share.accepted, dtype=torch.int64)].double()
+    notes = {name: float((value.double() * n).sum() / n.sum()) for name, value in share.notes.items()}
+    name = run.federation.name
+    return {
+        **dict.fromkeys(("round", "seconds", "clients")),  # in this order, and never a note's
+        **notes,
+        "round": number,
+        "seconds": seconds,
+        "clients": len(share.accepted),
+        "bytes_down": bytes_down,
+        "bytes_up": share.bytes_up,
+        "rejected": [{"client": name(c), "reason": reason} for c, reason in share.rejected.items()],
+        "guards": {guard: count for guard, count in share.guards.items() if count},
+        **run.algorithm.facts(run.server),
+    }
+
+
+def warn_of_rejected(number: int, share: Share, run: Run) -> None:
+    """Log every rejected update; one warning where all were rejected, and none where so they were the round before."""
+    if share.accepted:
+        for client, reason in share.rejected.items():
+            who = run.federation.name(client)
+            rejections.warning("round %d: the update of client %r was rejected: %s", number, who, reason)
+    elif share.rejected and (not run.history or run.history[-1]["clients"]):
+        reason = next(iter(share.rejected.values()))
+        rejections.warning(
+            "round %d: the update of every client was rejected, and nothing is learned: %s", number, reason
+        )
+
+
+def not_finite(server: Tree) -> str | None:
+    """The name of the first tensor of a server state that has a value that is not finite."""
+    return next((name for name, leaf in leaves(server) if not bool(leaf.isfinite().all())), None)

@@ -60,7 +60,6 @@ class Sheet:
         return self._lines[-1]
 
     def text(self) -> str:
-        """The whole file."""
         self._complete()
         return "".join([_csv(self._columns), *self._lines]) if self._rows else ""
 

@@ -65,7 +65,6 @@ def find_start(
 
 
 def _existing(directory: RunDirectory | None, who: Any, resume: bool) -> dict[str, Any] | None:
-    """The facts of the run to resume, if there is one."""
     if resume and directory is None:
         raise ConfigError("resume needs the run's directory: pass out=")
     if directory is None or not directory.exists():

@@ -53,7 +53,6 @@ class RunFiles:
 
     @property
     def outside(self) -> str:
-        """The name of the out-of-distribution data, if there was any."""
         return str(self.evaluation.get("outside") or "")
 
     def part(self, name: str) -> dict[str, Any]:
@@ -90,7 +89,6 @@ class RunFiles:
         return text.in_order([*losses, *(metric for values in scores for metric in values)])
 
     def diagram(self, kind: str) -> Reliability | None:
-        """The reliability diagram of the final evaluation."""
         found = (self.evaluation.get(kind) or {}).get("reliability")
         return Reliability(*(found[key] for key in ("edges", "confidence", "accuracy", "count"))) if found else None
 
@@ -216,7 +214,6 @@ def load_run(directory: str | Path) -> StoredRun:
 
 
 def _evaluation(found: dict[str, Any]) -> Evaluation | None:
-    """The scores of evaluation.json, without its histograms."""
     point, marginal = found.get("point"), found.get("marginal") or {}
     if not point:
         return None

@@ -24,7 +24,7 @@ from consilience.metrics import direction
 from consilience.runs import Run, fit
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.identity import describe
-from consilience.runs.lines import rejections
+from consilience.runs.rounds import rejections
 from consilience.studies.knobs import candidates, with_settings
 from consilience.studies.setting import Setting
 

@@ -71,7 +71,6 @@ class Layout:
 
     @property
     def main(self) -> Part:
-        """The first part."""
         return self.parts[MAIN]
 
     def slice(self, part: str = MAIN, parameter: str | None = None) -> slice:
@@ -91,7 +90,6 @@ class Layout:
         return dict(zip(found, theta.split_with_sizes([part.size for part in found.values()]), strict=True))
 
     def initial(self) -> Tensor:
-        """The modules' own weights as one vector."""
         parts = self.parts.values()
         return torch.cat([part.module.get_parameter(n).detach().reshape(-1) for part in parts for n in part.names])
 

@@ -67,7 +67,6 @@ class Networks:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a network drops units in training."""
         return any(function.key_names for function in self.functions.values())
 
     def extend(self, modules: Mapping[str, nn.Module]) -> Networks:
@@ -78,7 +77,6 @@ class Networks:
         return new
 
     def prepare(self, execution: Execution) -> Networks:
-        """Copies of these networks on a device."""
         new = copy.copy(self)
         new.execution = execution
         new.layout, new.functions = copy.deepcopy((self.layout, self.functions))

@@ -31,7 +31,6 @@ class Supervised(Task):
         return batch.mean(self.likelihood.losses(self.apply_one(theta, batch.x, batch.key), batch.y))
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
-        """The predictive mean of one model: θ [P], x [N, ...]."""
         with torch.no_grad():
             return self.likelihood.predictive(self.apply_one(theta.to(self.dtype), self._evaluated(x)))
 

@@ -105,17 +105,14 @@ class Task(ABC):
 
     @property
     def size(self) -> int:
-        """P, the number of parameters of all parts."""
         return self.layout.size
 
     @property
     def main(self) -> Part:
-        """The part of the user's network."""
         return self.networks.layout.main
 
     @property
     def module(self) -> nn.Module:
-        """The user's network (a copy, with its initial weights)."""
         return self.main.module
 
     def part(self, name: str) -> nn.Module:
@@ -123,15 +120,12 @@ class Task(ABC):
         return self.layout.parts[name].module
 
     def initial(self) -> Tensor:
-        """The modules' own initial weights as one vector."""
         return self.layout.initial().to(self.device, self.dtype)
 
     def slice(self, part: str = MAIN, parameter: str | None = None) -> slice:
-        """See `Layout.slice`."""
         return self.layout.slice(part, parameter)
 
     def split(self, theta: Tensor) -> dict[str, Tensor]:
-        """See `Layout.split`."""
         return self.layout.split(theta)
 
     def release(self, theta: Tensor) -> nn.Module:

@@ -55,7 +55,6 @@ def _lines(folder: Path, file: str) -> list[str]:
 
 
 def _train(folder: Path, ids: Sequence[str]) -> tuple[list[Path], list[int]]:
-    """The images of every class, in the order of their names."""
     files: list[Path] = []
     labels: list[int] = []
     for label, wnid in enumerate(ids):

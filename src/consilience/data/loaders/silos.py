@@ -82,7 +82,6 @@ def features_of(folder: Path, target: str = "target") -> tuple[tuple[str, ...], 
 
 
 def _tables(folder: Path, target: str) -> dict[str, Table]:
-    """The tables of a folder by the names of their files."""
     found: dict[str, Table] = {}
     for path in sorted(folder.glob(CSV)):
         if path.stem in found:

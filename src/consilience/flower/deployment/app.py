@@ -36,7 +36,6 @@ class RunConfig(BaseModel):
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> RunConfig:
-        """The run config of a Flower context."""
         try:
             return cls.model_validate(dict(table))
         except ValidationError as error:
@@ -62,7 +61,6 @@ class DeployedApp:
     deployed: LoadedDeployment
 
     def server_app(self) -> ServerApp:
-        """The app of the server."""
         app, method, config = ServerApp(), self.deployed.algorithm(), self.deployed.config
         sites = config.federation
         participation = Participation(

@@ -46,7 +46,6 @@ def side_by_side(figure: Panels, methods: Sequence[str]) -> Drawing:
 
 
 def _lines(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
-    """Ellipses, curves and marks."""
     for ellipse in panel.ellipses:
         _ellipse(axes, ellipse)
     again = list(colours)[len(SERIES) :]  # their colours repeat: dotted, as in the legend

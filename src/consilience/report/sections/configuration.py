@@ -48,7 +48,6 @@ def footer(run: RunFiles) -> str:
 
 
 def _algorithm(run: RunFiles) -> list[tuple[str, str]]:
-    """The algorithm with its settings; both algorithms of a switch."""
     if run.switch:
         at = run.switch["at"]
         return [
@@ -64,7 +63,6 @@ def _task(run: RunFiles) -> str:
 
 
 def _files(run: RunFiles) -> Folded:
-    """config.toml, run.json without its long lists, and the module."""
     short = {**run.config}
     for name, keys in LONG_KEYS.items():
         if name in short:

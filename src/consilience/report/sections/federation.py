@@ -55,7 +55,6 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _labels(names: Sequence[Any] | None, count: int) -> list[str]:
-    """The names if there is one for each, else numbers."""
     return [str(name) for name in (names if names and len(names) == count else range(count))]
 
 

@@ -120,7 +120,6 @@ def _signed(value: float, places: int) -> str:
 
 
 def _forest(metric: str, entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> Any:
-    """The pairs of one metric, in the first method's colour."""
     rows = []
     for entry in entries:
         method, versus = str(entry.get("method", "")), str(entry.get("versus", ""))
@@ -147,7 +146,6 @@ def tuning_section(entries: Sequence[dict[str, Any]]) -> Section:
 
 
 def _trial_table(entry: Mapping[str, Any]) -> Table:
-    """All settings of one method with their scores; the chosen one is bold."""
     tried: list[dict[str, Any]] = entry.get("all") or []
     paths = list(dict.fromkeys(path for trial in tried for path in trial.get("settings") or {}))
     rows = []

@@ -100,7 +100,6 @@ def _about(found: Iterable[Entropies], outside: str) -> str:
 
 
 def _drawing(title: str, found: Sequence[Entropies], outside: str) -> Drawing:
-    """A histogram for each group: shares, averaged over runs."""
     rows = []
     for group, colour in COLOURS.items():
         counts = [
@@ -115,7 +114,6 @@ def _drawing(title: str, found: Sequence[Entropies], outside: str) -> Drawing:
 
 
 def _caption(found: Sequence[Entropies], outside: str) -> str:
-    """How well entropy separates the groups, and their means."""
     told = {"wrong": "wrong from right", "outside": f"{outside} from the test data"}
     areas = [f"{told[group]} {area:.3f}" for group in told if (area := _auroc(found, group)) is not None]
     sentences = [f"AUROC of entropy: {', '.join(areas)}."] if areas else []
