@@ -17,37 +17,22 @@ from support.scenarios import NAMES, linear
 
 
 @cs.algorithm
-class Tampered(cs.Algorithm):
+class Tampered(cs.LocalOnly):
     """LocalOnly, but something happens to the clients `victims` from round `since` on."""
 
+    train: cs.SGD = TRAIN
     victims: tuple[int, ...] = (3,)
     since: int = 2
     what: str = "nan"
-    inner: cs.LocalOnly = cs.LocalOnly(TRAIN)
-
-    def start(self, task: cs.Task, info: cs.data.Info) -> cs.Point:
-        return self.inner.start(task, info)
-
-    def client(self, task: cs.Task, info: cs.data.Info, n: Tensor) -> cs.Point:
-        return self.inner.client(task, info, n)
 
     def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.data.Cohort) -> Any:
-        update, new = self.inner.local(task, message, state, cohort)
+        update, new = cs.LocalOnly.local(self, task, message, state, cohort)
         hit = torch.isin(cohort.ids, torch.tensor(self.victims)) & (cohort.round >= self.since)
         if self.what == "raise" and bool(hit.any()):
             raise ZeroDivisionError("no beds left")
         bad = float(self.what) if self.what != "raise" else 0.0
         poison = torch.where(hit, bad, 0.0).unsqueeze(1)
         return tree_map(lambda leaf: leaf + poison, update), new
-
-    def fuse(self, server: Any, update: Any) -> cs.Point:
-        return self.inner.fuse(server, update)
-
-    def posterior(self, server: cs.Point) -> cs.Point:
-        return server
-
-    def personal(self, server: cs.Point, state: cs.Point) -> cs.Point:
-        return state
 
 
 @pytest.mark.parametrize(
@@ -98,13 +83,12 @@ def test_a_client_whose_own_data_blow_up_is_rejected() -> None:
 EVERYBODY = (0, 1, 2, 3, 4)
 
 
-@pytest.mark.parametrize("engine", [HERE, FORKED], ids=["here", "forked"])
 def test_a_round_that_rejects_everybody_keeps_the_model_and_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: cs.Simulator
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task, federation = linear()
-    run = fit(Tampered(victims=EVERYBODY), task, federation, engine=engine, out=tmp_path / "run", test=federation)
-    once = fit(Tampered(), task, federation, rounds=1, engine=engine)
+    run = fit(Tampered(victims=EVERYBODY), task, federation, out=tmp_path / "run", test=federation)
+    once = fit(Tampered(), task, federation, rounds=1)
     assert torch.equal(run.posterior.mean, once.posterior.mean)
     assert [line["clients"] for line in run.history] == [5, 0, 0, 0]
     assert all({r["client"] for r in line["rejected"]} == set(NAMES) for line in run.history[1:])
@@ -129,16 +113,15 @@ def test_a_run_that_has_accepted_nothing_is_no_success_also_when_it_is_resumed(t
 
 
 def test_a_run_may_begin_to_learn_when_it_goes_on(tmp_path: Path) -> None:
-    @cs.algorithm
-    class Late(Tampered):
+    class Late(cs.LocalOnly):
         def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.data.Cohort) -> Any:
-            update, new = self.inner.local(task, message, state, cohort)
+            update, new = super().local(task, message, state, cohort)
             return tree_map(lambda leaf: leaf * (torch.nan if cohort.round <= 2 else 1), update), new
 
     task, federation = linear()
     with pytest.raises(cs.ConsilienceError, match=NOTHING_LEARNED):
-        fit(Late(), task, federation, rounds=2, out=tmp_path / "run")
-    run = fit(Late(), task, federation, rounds=3, out=tmp_path / "run", resume=True)
+        fit(Late(TRAIN), task, federation, rounds=2, out=tmp_path / "run")
+    run = fit(Late(TRAIN), task, federation, rounds=3, out=tmp_path / "run", resume=True)
     assert [line["clients"] for line in run.history] == [0, 0, 5]
 
 
@@ -150,17 +133,16 @@ def test_the_second_method_of_a_switch_must_learn_too() -> None:
 
 
 def test_a_server_that_is_not_finite_is_named_and_not_its_clients(caplog: pytest.LogCaptureFixture) -> None:
-    @cs.algorithm
-    class Bursting(Tampered):
+    class Bursting(cs.LocalOnly):
         def fuse(self, server: Any, update: Any) -> cs.Point:
             return cs.Point(server.theta + torch.inf)
 
         def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.data.Cohort) -> Any:
-            update, new = self.inner.local(task, message, state, cohort)
+            update, new = super().local(task, message, state, cohort)
             return tree_map(lambda leaf: leaf + message.theta.sum(), update), new
 
     task, federation = linear()
-    run = fit(Bursting(victims=()), task, federation)
+    run = fit(Bursting(TRAIN), task, federation)
     reason = "the server's own theta is not finite"
     assert [{r["reason"] for r in line["rejected"]} for line in run.history] == [set(), {reason}, {reason}, {reason}]
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [

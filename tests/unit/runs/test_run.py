@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import consilience as cs
 from consilience.core.errors import TaskError
@@ -82,29 +82,14 @@ def test_clients_of_a_test_are_known_by_their_names() -> None:
 def test_a_posterior_is_scored_both_at_its_mean_and_averaged() -> None:
     task, federation = linear()
 
-    @cs.algorithm
-    class Uncertain(cs.Algorithm):
+    class Uncertain(cs.FedAvg):
         """FedAvg that claims a precision."""
 
-        inner: cs.FedAvg = cs.FedAvg(TRAIN)
-
-        def start(self, task: cs.Task, info: cs.data.Info) -> Any:
-            return self.inner.start(task, info)
-
-        def message(self, server: Any, ids: Tensor) -> Any:
-            return self.inner.message(server, ids)
-
-        def local(self, task: cs.Task, message: Any, state: Any, cohort: cs.data.Cohort) -> Any:
-            return self.inner.local(task, message, state, cohort)
-
-        def fuse(self, server: Any, update: Any) -> Any:
-            return self.inner.fuse(server, update)
-
-        def posterior(self, server: Any) -> cs.Gaussian:
-            mean = self.inner.posterior(server).mean
+        def posterior(self, server: Any) -> Any:
+            mean = super().posterior(server).mean
             return cs.Gaussian.of(mean, torch.full_like(mean, 4.0))
 
-    run = fit(Uncertain(), task, federation, test=federation.data)
+    run = fit(Uncertain(TRAIN), task, federation, test=federation.data)
     assert isinstance(run.posterior, cs.Gaussian)
     assert run.history[-1]["marginal"].keys() == run.history[-1]["eval"].keys()
     assert run.history[-1]["marginal"]["mse"] != run.history[-1]["eval"]["mse"]

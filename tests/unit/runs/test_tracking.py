@@ -15,22 +15,12 @@ from consilience.runs.tracking import CSV, TensorBoard
 from consilience.studies.compare import compare
 from consilience.studies.comparison import Comparison, Row
 from consilience.studies.setting import Setting
+from support.runs import HERE, Power, cut
 from support.scenarios import blobs, linear
 
-HERE = cs.Simulator(device="cpu", chunk=4, workers=1)
 FEDEP = cs.FedEP(cs.inference.Identity(cs.SGD(lr=0.05, batch_size=4)))
 FEDAVG = cs.FedAvg(cs.SGD(lr=0.1, batch_size=4))
 OPTIONS: dict[str, Any] = {"rounds": 4, "engine": HERE, "progress": False, "evaluate_every": 2}
-
-
-class Power(Exception):  # noqa: N818
-    """Goes off."""
-
-
-def cut(run: cs.runs.Run, line: dict[str, Any]) -> None:
-    """Ends a run after its third round, without a word."""
-    if line["round"] == 3:
-        raise Power
 
 
 def timeless(path: Path) -> list[dict[str, str]]:
@@ -130,7 +120,7 @@ def test_the_csv_of_a_resumed_run_is_that_of_one_that_was_never_interrupted(tmp_
     parts = cs.runs.Storage(tmp_path / "parts", checkpoint_every=2)
     cs.fit(FEDEP, task, federation, test=test, out=tmp_path / "whole", **OPTIONS)
     with pytest.raises(Power):
-        cs.fit(FEDEP, task, federation, test=test, out=parts, callbacks=[cut], **OPTIONS)
+        cs.fit(FEDEP, task, federation, test=test, out=parts, callbacks=[cut(3)], **OPTIONS)
     assert [row["round"] for row in timeless(tmp_path / "parts" / "metrics.csv")] == ["1", "2"]
     follow = CSV(tmp_path / "followed.csv")
     cs.fit(FEDEP, task, federation, test=test, out=parts, resume=True, callbacks=[follow], **OPTIONS)
@@ -183,7 +173,7 @@ def test_tensorboard_shows_every_round_even_of_a_resumed_run(tmp_path: Path) -> 
 
     board, out = TensorBoard(tmp_path / "board"), cs.runs.Storage(tmp_path / "run", checkpoint_every=2)
     with pytest.raises(Power):
-        cs.fit(FEDEP, task, federation, test=test, out=out, callbacks=[board, look, cut], **OPTIONS)
+        cs.fit(FEDEP, task, federation, test=test, out=out, callbacks=[board, look, cut(3)], **OPTIONS)
     assert seen == [1, 2, 3]
     board = TensorBoard(tmp_path / "board")
     again = {"out": out, "resume": True, "callbacks": [board]}
