@@ -164,7 +164,7 @@ numbers = st.floats(-3, 3)
 vectors = st.lists(numbers, min_size=3, max_size=3).map(lambda v: torch.tensor(v, dtype=torch.float64))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(vectors, vectors, vectors, vectors)
 def test_kl_is_positive_unless_both_are_the_same(mean, other_mean, log_lam, other_log_lam):
     q, p = Gaussian.of(mean, log_lam.exp()), Gaussian.of(other_mean, other_log_lam.exp())

@@ -59,7 +59,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(trees)
 def test_unpack_undoes_pack(tree):
     same(unpack(pack(tree)), tree)
@@ -223,14 +223,14 @@ def test_every_cut_is_noticed():
             unpack(data[:end])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data):
     with pytest.raises(RecordError, match="no record"):
         unpack(data)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_a_flipped_byte_gives_a_record_of_the_same_form_or_a_record_error(data):
     value = nested()

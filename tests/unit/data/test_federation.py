@@ -16,6 +16,7 @@ from consilience.core.errors import CheckpointError, DataError
 from consilience.data import Dataset, Federation
 from consilience.data.cohort import Info
 from consilience.engines.states import InMemory
+from support.runs import Power, cut
 from support.scenarios import blobs, linear
 
 RAGGED = (7, 3, 4, 12, 5)
@@ -49,7 +50,7 @@ def frozen(fed: Federation, round: int) -> Federation:
     return replace(fed, order=torch.cat(own), offsets=offsets, steps=1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=5), steps=st.integers(1, 12), round=st.integers(1, 50))
 def test_parts_are_equal_up_to_one_and_never_larger_where_there_are_fewer_examples(
     sizes: list[int], steps: int, round: int
@@ -148,15 +149,6 @@ def options(**more: Any) -> dict[str, Any]:
     return {"engine": HERE, "progress": False, "cohort": 3} | more
 
 
-class Power(Exception):  # noqa: N818
-    """Goes off."""
-
-
-def off(run: cs.runs.Run, line: dict[str, Any]) -> None:
-    if line["round"] == 4:
-        raise Power
-
-
 def test_a_run_over_a_stream_is_a_run_over_its_parts_round_by_round() -> None:
     task, whole = linear(RAGGED)
     fed, algorithm = whole.stream(3, seed=1), cs.FedAvg(TRAIN)
@@ -177,10 +169,10 @@ def test_a_stream_that_was_cut_and_resumed_is_the_same_run(tmp_path: Path) -> No
     task, fed, _ = blobs()
     fed = fed.stream(4)
     out = cs.runs.Storage(tmp_path / "cut", checkpoint_every=2)
-    whole = cs.fit(cs.FedAvg(TRAIN), task, fed, rounds=7, **options())
+    whole = cs.fit(cs.FedAvg(TRAIN), task, fed, rounds=5, **options())
     with pytest.raises(Power):
-        cs.fit(cs.FedAvg(TRAIN), task, fed, rounds=7, out=out, callbacks=[off], **options())
-    resumed = cs.fit(cs.FedAvg(TRAIN), task, fed, rounds=7, out=out, resume=True, **options())
+        cs.fit(cs.FedAvg(TRAIN), task, fed, rounds=5, out=out, callbacks=[cut(4)], **options())
+    resumed = cs.fit(cs.FedAvg(TRAIN), task, fed, rounds=5, out=out, resume=True, **options())
     assert torch.equal(whole.posterior.mean, resumed.posterior.mean)
     for a, b in zip(whole.history, resumed.history, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}

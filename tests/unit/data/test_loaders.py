@@ -199,14 +199,11 @@ def test_cifar_in_a_cloned_repository_lies_one_folder_down(tmp_path, cache):
     assert load("cifar10", tmp_path).test.y.tolist() == [1, 2]
 
 
-def test_a_missing_shard_is_named(tmp_path, cache):
+def test_a_missing_shard_and_other_images_are_named(tmp_path, cache):
     write_cifar100(tmp_path)
     (tmp_path / "cifar100" / "train-00000-of-00002.parquet").unlink()
     with pytest.raises(DataError, match=r"needs the file train-00000-of-00002\.parquet"):
         load("cifar100", tmp_path)
-
-
-def test_other_images_are_not_cifar(tmp_path, cache):
     write_images(tmp_path / "cifar10" / "train-0.parquet", colours(2, size=8), label=[0, 1])
     with pytest.raises(DataError, match=r"is not cifar10: it holds images of 3 × 8 × 8"):
         load("cifar10", tmp_path)

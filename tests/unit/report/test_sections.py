@@ -166,11 +166,8 @@ def test_few_classes_are_bars_and_many_a_heat_map(make: Make, classes: int) -> N
     assert ("<image" in section.plots[0].drawing.element("salt")) == (classes > 4)
     assert len(section.legend) == (classes if classes <= 4 else 0)
     assert dict(section.facts)["Out of distribution"] == "letters"
-
-
-def test_without_classes_the_sizes_are_drawn(make: Make) -> None:
-    (plot,) = data_section(make(label_counts=None)).plots
-    assert plot.caption == "A bar is a client; its height is the number of its examples."
+    (sizes,) = data_section(make(label_counts=None)).plots
+    assert sizes.caption == "A bar is a client; its height is the number of its examples."
 
 
 @pytest.mark.parametrize("clients", [60, 61])
@@ -271,11 +268,8 @@ def test_differences_have_intervals_and_significant_ones_are_bold() -> None:
     ]
     assert best(section) == ["+0.0200"]
     assert ">FedEP − FedAvg</text>" in section.plots[0].drawing.element("salt")
-
-
-def test_differences_without_intervals_say_that_there_are_too_few_seeds() -> None:
-    section = difference_section([entry for entry in PAIRED if entry["metric"] == "ece"], ["FedAvg", "FedEP"])
-    assert section.text.startswith("There are too few seeds for 95 % intervals.")
+    few = difference_section([entry for entry in PAIRED if entry["metric"] == "ece"], ["FedAvg", "FedEP"])
+    assert few.text.startswith("There are too few seeds for 95 % intervals.")
 
 
 def test_tuning_lists_the_chosen_settings_and_all_trials() -> None:

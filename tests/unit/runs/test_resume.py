@@ -99,11 +99,14 @@ def test_a_finished_run_that_is_resumed_is_read_and_not_run(tmp_path: Path) -> N
     assert files(tmp_path) == before
 
 
-def test_a_run_cannot_be_resumed_to_fewer_rounds_than_it_has(tmp_path: Path) -> None:
+def test_a_run_cannot_be_resumed_to_fewer_rounds_than_it_has_or_without_its_facts(tmp_path: Path) -> None:
     task, federation = linear()
     fit(cs.FedAvg(TRAIN), task, federation, rounds=4, out=tmp_path / "run")
     with pytest.raises(CheckpointError, match="is at round 4 already: rounds is only 3"):
         fit(cs.FedAvg(TRAIN), task, federation, rounds=3, out=tmp_path / "run", resume=True)
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is not a run directory"):
+        fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run", resume=True)
 
 
 def changed_weights(task: cs.Regression) -> cs.Regression:
@@ -266,14 +269,6 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(tmp_path: Path, fol
     with pytest.raises(CheckpointError, match=r"the checkpoints of .*run are gone: run it anew in another directory"):
         fit(cs.FedAvg(TRAIN), task, federation, rounds=6, test=federation, out=tmp_path / "run", resume=True)
     assert files(tmp_path) == before
-
-
-def test_a_run_json_that_is_no_json_is_named(tmp_path: Path) -> None:
-    task, federation = linear()
-    fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text("{")
-    with pytest.raises(CheckpointError, match="is not a run directory"):
-        fit(cs.FedAvg(TRAIN), task, federation, out=tmp_path / "run", resume=True)
 
 
 def test_a_torn_last_line_of_metrics_is_dropped(tmp_path: Path) -> None:

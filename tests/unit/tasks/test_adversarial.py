@@ -175,10 +175,8 @@ def test_further_samples_are_drawn_with_the_mean_and_deviation_of_the_first():
 @pytest.mark.parametrize("counts", [(1, 1), (2, 3)], ids=str)
 def test_the_same_players_can_have_other_numbers_of_samples(counts):
     options = {"objective": cs.tasks.LeastSquares(), "pace": 0.5}
-    made, expected = (
-        game(**options).with_samples(*counts),
-        game(generators=counts[0], discriminators=counts[1], **options),
-    )
+    made = game(**options).with_samples(*counts)
+    expected = game(generators=counts[0], discriminators=counts[1], **options)
     assert torch.equal(made.initial(), expected.initial())
     assert made.settings() == expected.settings()
     assert str(made.module) == str(expected.module)
