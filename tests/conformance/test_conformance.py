@@ -73,7 +73,7 @@ def test_a_cohort_equals_its_clients_one_by_one(method):
     assert_same_run(learn(method, {"chunk": 1}), learned(method))
 
 
-@cases(CORE)
+@cases(CORE, core=False)
 def test_chunks_in_two_processes_equal_a_cohort(method):
     assert_same_run(learn(method, {"chunk": 2, "workers": 2}), learned(method))
 

@@ -70,7 +70,7 @@ def launched(folder):
     return process.returncode, said
 
 
-@cases(METHODS)
+@cases(METHODS, core=False)
 def test_two_ranks_compute_the_simulators_run(method, out):
     name = METHODS.index(method)
     assert not (errors := [path.read_text() for path in out.glob(f"{name}.*.error")]), "\n".join(errors)

@@ -92,9 +92,9 @@ def label(method):
     return method.name if server is None else f"{method.name}-{type(server).__name__}"
 
 
-def cases(methods):
-    """One test for each method; those of the core have the mark `core`."""
-    marked = [pytest.param(m, id=label(m), marks=[pytest.mark.core] if m in CORE else []) for m in methods]
+def cases(methods, *, core=True):
+    """One test for each method; those of the core have the mark `core`, unless the test starts processes."""
+    marked = [pytest.param(m, id=label(m), marks=[pytest.mark.core] if core and m in CORE else []) for m in methods]
     return pytest.mark.parametrize("method", marked)
 
 

@@ -135,7 +135,7 @@ def test_rounds_follow_the_formulas(world, algorithm, cohort):
             torch.testing.assert_close(getattr(everyone(run), name), value, **EXACT)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(cohort=st.integers(1, K), seed=st.integers(0, 99), alpha=st.floats(0.05, 3.0), lr=st.floats(0.1, 1.0))
 def test_the_servers_means_are_those_of_all_clients(cohort, seed, alpha, lr):
     train = replace(NOISY, schedule=cs.optim.Cosine(unit="steps", total=30, floor=0.1))
@@ -170,11 +170,11 @@ def test_scaffold_corrects_nothing_where_clients_are_alike(world):
     copies = cs.Dataset(data.x.repeat(3, 1), data.y.repeat(3, 1), name="copies")
     alike = task, cs.Federation.from_owner(copies, torch.arange(3).repeat_interleave(len(data)))
     for server in (cs.server.Momentum(0.5), cs.server.Adam(0.1)):
-        fedavg = weights(cs.FedAvg(FULL, server), alike, rounds=5)
-        torch.testing.assert_close(weights(cs.SCAFFOLD(FULL, server), alike, rounds=5), fedavg, **EXACT)
+        fedavg = weights(cs.FedAvg(FULL, server), alike, rounds=3)
+        torch.testing.assert_close(weights(cs.SCAFFOLD(FULL, server), alike, rounds=3), fedavg, **EXACT)
     alone = task, federation.pooled()
     torch.testing.assert_close(
-        weights(cs.SCAFFOLD(NOISY), alone, rounds=5), weights(cs.FedAvg(NOISY), alone, rounds=5), **EXACT
+        weights(cs.SCAFFOLD(NOISY), alone, rounds=3), weights(cs.FedAvg(NOISY), alone, rounds=3), **EXACT
     )
 
 

@@ -46,7 +46,7 @@ def one_round(method, task, federation, theta=None, round=1):
 # FedGAN
 
 
-@pytest.mark.parametrize("train", [SGD, ADAM, replace(ADAM, noise=0.1)], ids=["SGD", "Adam", "noisy"])
+@pytest.mark.parametrize("train", [SGD, replace(ADAM, noise=0.1)], ids=["SGD", "noisy Adam"])
 def test_fedgan_is_fedavg_on_players(train):
     federation, options = points(), {"rounds": 3, "cohort": 2}
     server = cs.server.Momentum(0.9, 0.5)
@@ -57,7 +57,7 @@ def test_fedgan_is_fedavg_on_players(train):
     assert [line["loss"] for line in players.history] == [line["loss"] for line in plain.history]
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.25, 0.9])
 def test_after_an_epoch_a_share_of_the_global_networks_is_mixed_in(share):
     one, train = points((7,)), replace(ADAM, epochs=1)
     start = game().prepare(dtype=torch.float64).initial()
@@ -72,11 +72,11 @@ def test_networks_are_mixed_in_after_every_epoch_and_train_on_from_there():
     task, cohort = game().prepare(dtype=torch.float64), group(points((7,)))
     start = task.initial()
     theta = start.unsqueeze(0)
-    for epoch in range(3):
+    for epoch in range(2):
         for _, batch in cohort.epoch(epoch, 4):
             theta = theta - 0.05 * task.gradient()(theta, batch)[0]
         theta = (1 - rho) * theta + rho * start
-    run = learn(cs.FedGAN(replace(SGD, epochs=3), interpolate=rho), game(), one, rounds=1)
+    run = learn(cs.FedGAN(SGD, interpolate=rho), game(), one, rounds=1)
     torch.testing.assert_close(run.posterior.mean, theta[0], **EXACT)
 
 
@@ -118,7 +118,7 @@ def by_hand(sizes, rounds, epochs, batch_size=2, lr=0.02):
     return theta, past, heads
 
 
-@pytest.mark.parametrize(("size", "rounds", "epochs"), [(23, 2, 1), (5, 8, 1), (2, 11, 1), (5, 4, 3)], ids=str)
+@pytest.mark.parametrize(("size", "rounds", "epochs"), [(23, 2, 1), (5, 4, 3)], ids=str)
 def test_the_past_is_the_mean_of_the_heads_after_every_tenth_step_of_all_rounds(size, rounds, epochs):
     run = learn(cs.algorithms.ProbGAN(replace(SLOW, epochs=epochs)), game(), points((size,)), rounds=rounds)
     theta, past, heads = by_hand((size,), rounds, epochs)
@@ -163,12 +163,10 @@ def test_the_past_is_averaged_like_the_networks():
 # BayesGAN
 
 
-@pytest.mark.parametrize(
-    "train", [SGD, replace(ADAM, noise=0.1), cs.optim.SGHMC(lr=0.01, batch_size=4)], ids=["SGD", "Adam", "SGHMC"]
-)
+@pytest.mark.parametrize("train", [SGD, cs.optim.SGHMC(lr=0.01, batch_size=4)], ids=["SGD", "SGHMC"])
 def test_without_a_prior_bayesgan_is_fedgan(train):
     wide, free, narrow = (
-        learn(method, game(), points(), rounds=3).posterior.mean
+        learn(method, game(), points(), rounds=2).posterior.mean
         for method in (
             cs.algorithms.BayesGAN(train, variance=1e300),
             cs.FedGAN(train),
@@ -246,15 +244,16 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=GENERATOR.lr, betas=(GENERATOR.beta1, GENERATOR.beta2), eps=GENERATOR.eps)
 
 
-@pytest.mark.parametrize("pace", [1.0, 0.25])
-@pytest.mark.parametrize("objective", [cs.tasks.Wasserstein(), cs.tasks.LeastSquares()], ids=str)
+@pytest.mark.parametrize(
+    ("objective", "pace"), [(cs.tasks.Wasserstein(), 0.25), (cs.tasks.LeastSquares(), 1.0)], ids=str
+)
 def test_the_server_s_generator_is_trained_by_adam_whose_memory_lasts(objective, pace):
     seen = []
     run = learn(
         cs.algorithms.FedAvgGAN(SGD, GENERATOR, steps=2),
         game(objective=objective, pace=pace),
         points(),
-        rounds=4,
+        rounds=3,
         callbacks=[lambda run, line: seen.append(run.posterior.mean)],
     )
 

@@ -89,7 +89,7 @@ ROUND = st.tuples(some, some)
 LOSS = st.integers(0, K - 1)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     events=st.lists(ROUND | LOSS, min_size=1, max_size=6),
     infer=st.sampled_from([cs.inference.Identity(TRAIN), LAPLACE, cs.inference.Newton()]),
@@ -106,7 +106,7 @@ def test_whoever_drops_out_or_is_lost_q_stays_the_product_of_the_sites(events, i
         assert float(network.beside.norm / network.q.norm) < 1e-9
 
 
-@pytest.mark.parametrize(("damping", "rounds"), [(1.0, 1), (None, 100)])
+@pytest.mark.parametrize(("damping", "rounds"), [(1.0, 1), (0.7, 20)])
 def test_a_client_that_was_lost_and_takes_part_again_is_heard_as_before(damping, rounds):
     network = Network(cs.FedEP(cs.inference.Newton(), damping=damping, prior=PRIOR))
     for _ in range(rounds):

@@ -119,7 +119,7 @@ def test_adf_counts_the_same_data_once_a_round(world, diagonal, rounds):
 def test_adf_grows_ever_more_certain_and_fedep_does_not(world, infer):
     certain = {}
     for kind in (cs.algorithms.ADF, cs.FedEP):
-        certain[kind] = [fit(kind(infer, damping=1.0), world, rounds).posterior.lam.mean() for rounds in (2, 4, 8)]
+        certain[kind] = [fit(kind(infer, damping=1.0), world, rounds).posterior.lam.mean() for rounds in (1, 2, 4)]
     adf, fedep = certain[cs.algorithms.ADF], certain[cs.FedEP]
     assert adf[2] > 1.5 * adf[1] > 2 * adf[0]
     assert adf[2] > 3 * fedep[2]

@@ -13,7 +13,6 @@ import consilience as cs
 from consilience.algorithms.shared.factors import Server
 from consilience.core.errors import CheckpointError, ConfigError
 from support.runs import (
-    FORKED,
     PARAMETERS,
     TRAIN,
     Power,
@@ -32,22 +31,20 @@ from support.switch import AT, FEDEP, FIRST, ROUNDS, SCALE, SWITCH
 # What the second method starts from
 
 
-@pytest.mark.parametrize("at", [1, 3, 5])
+@pytest.mark.parametrize("at", [1, 3])
 @pytest.mark.parametrize(
     "server",
     [
         cs.server.Momentum(),
         cs.server.Momentum(momentum=0.9),
-        cs.server.AdaGrad(lr=0.1),
         cs.server.Adam(),
-        cs.server.Yogi(),
     ],
-    ids=lambda server: f"{type(server).__name__} {getattr(server, 'momentum', '')}",
+    ids=repr,
 )
 def test_a_switch_from_fedavg_to_itself_is_fedavg(server: Any, at: int) -> None:
     task, federation = linear()
     algorithm = cs.FedAvg(TRAIN, server=server)
-    options = {"rounds": 6, "cohort": 3, "test": federation}
+    options = {"rounds": 4, "cohort": 3, "test": federation}
     switched = fit(cs.Switch(algorithm, algorithm, at=at), task, federation, **options)
     assert_same_run(fit(algorithm, task, federation, **options), switched)
 
@@ -123,9 +120,7 @@ def test_at_the_switch_the_posterior_is_the_product_of_the_prior_and_the_sites(
     torch.testing.assert_close(q.lam, product.lam)
 
 
-@pytest.mark.parametrize(
-    "server", [cs.server.Adam(lr=0.1), cs.server.AdaGrad(lr=0.1), cs.server.Yogi(lr=0.1)], ids=repr
-)
+@pytest.mark.parametrize("server", [cs.server.Adam(lr=0.1), cs.server.AdaGrad(lr=0.1)], ids=repr)
 def test_squares_that_an_adaptive_optimizer_has_seen_go_over_in_units_of_natural_parameters(server: Any) -> None:
     task, federation = linear()
     first = cs.FedAvg(TRAIN, server=server)
@@ -178,7 +173,7 @@ def test_the_state_of_the_switch_is_kept_whatever_the_checkpoints_are(tmp_path: 
     assert [path.stem for path in checkpoints(tmp_path / "run")] == ["round-0000007", "round-0000003"]
 
 
-@pytest.mark.parametrize("rounds", [1, 2, AT])
+@pytest.mark.parametrize("rounds", [1, AT])
 def test_before_the_switch_only_the_first_method_runs_and_more_rounds_go_across_it(tmp_path: Path, rounds: int) -> None:
     task, federation = linear()
     run = fit(SWITCH, task, federation, rounds=rounds, test=federation, out=tmp_path / "run")
@@ -236,7 +231,6 @@ SWITCHES = {
         {"cohort": 2},
     ),
     "sites in files": (SWITCH, {"cohort": 3, "state_memory": 0}),
-    "sites in files, forked": (SWITCH, {"cohort": 3, "state_memory": 0, "engine": FORKED}),
     "states in files before and after": (
         cs.Switch(cs.LocalOnly(TRAIN), FEDEP, at=AT),
         {"cohort": 3, "state_memory": 0},
@@ -245,8 +239,9 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("every", [1, 2, 100])
-@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize(
+    ("name", "every"), [("FedAvg to FedEP", 1), *((name, 2) for name in SWITCHES), ("sites in files", 100)]
+)
 def test_resumed_anywhere_is_uninterrupted_bit_for_bit(tmp_path: Path, name: str, every: int) -> None:
     task, federation = linear()
     switch, options = SWITCHES[name]
@@ -263,8 +258,9 @@ def test_resumed_anywhere_is_uninterrupted_bit_for_bit(tmp_path: Path, name: str
     assert_same(cs.load_posterior(tmp_path / "parts"), whole.posterior)
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-@pytest.mark.parametrize("rounds", [AT, AT + 1, AT + 2])
+@pytest.mark.parametrize(
+    ("name", "rounds"), [*(("FedAvg to FedEP", AT + k) for k in range(3)), ("sites in files", AT + 1)]
+)
 def test_a_damaged_checkpoint_near_the_switch_is_no_hindrance(tmp_path: Path, name: str, rounds: int) -> None:
     task, federation = linear()
     switch, options = SWITCHES[name]
@@ -342,8 +338,7 @@ def test_a_kill_while_a_warm_start_is_taken_over_leaves_nothing_twice(tmp_path: 
     assert_same_run(fit(SWITCH, task, federation, test=federation, **OPTIONS), run)
 
 
-@pytest.mark.parametrize("first", [0, 1 << 20])
-@pytest.mark.parametrize("then", [0, 1 << 20])
+@pytest.mark.parametrize(("first", "then"), [(0, 1 << 20), (1 << 20, 0)])
 def test_the_first_methods_states_stay_behind_wherever_they_are(tmp_path: Path, first: int, then: int) -> None:
     task, federation = linear()
     alone = cs.LocalOnly(TRAIN)

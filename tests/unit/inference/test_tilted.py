@@ -253,7 +253,7 @@ def test_laplace_finds_the_squares_of_a_line_s_inputs():
     task, federation = linear(sizes=(150, 60), names=None)
     task, cohort = cs.Regression(task.module, noise=0.5).prepare(dtype=torch.float64), cohort_of(federation)
     cavity = cavity_of("diagonal", 2)
-    infer = cs.inference.Laplace(cs.SGD(weight_decay=0.1), kappa=3.0, epochs=25, clip=False)
+    infer = cs.inference.Laplace(cs.SGD(weight_decay=0.1), kappa=3.0, epochs=15, clip=False)
     tilted = infer(task, cavity, torch.zeros(P).double(), cohort)
     for k in range(2):
         squares = own(cohort, k)[0].square().mean(0) / 0.25
