@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from consilience.core import guards, keys
-from consilience.core.records import Tree
+from consilience.core import Tree, guards, keys
 
 log = logging.getLogger("consilience")
 # The largest accepted distance of compiled from plain results, relative to their norm: far above rounding errors, and

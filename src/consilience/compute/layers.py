@@ -10,8 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from consilience.core import keys
-from consilience.core.errors import TaskError
+from consilience.core import TaskError, keys
 
 
 class KeyedDropout(nn.Module):

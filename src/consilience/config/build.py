@@ -18,9 +18,7 @@ from consilience.core.errors import ConfigError, nearest
 from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_options, partition
 from consilience.engines import Distributed, Simulator
 from consilience.studies.setting import Setting
-from consilience.tasks.adversarial import Adversarial
-from consilience.tasks.supervised import Classification, Regression
-from consilience.tasks.task import Task
+from consilience.tasks import Adversarial, Classification, Regression, Task
 
 ALGORITHMS: dict[str, type[Method]] = {
     name: kind

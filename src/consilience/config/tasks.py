@@ -12,9 +12,7 @@ from consilience.config.schema import Named, TaskSection
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import Compose, Crop, Flip
 from consilience.models import MODELS, Pair
-from consilience.tasks.adversarial import Adversarial
-from consilience.tasks.objectives import LeastSquares, Objective, Wasserstein
-from consilience.tasks.supervised import Classification, MultiLabel, Regression
+from consilience.tasks import Adversarial, Classification, LeastSquares, MultiLabel, Objective, Regression, Wasserstein
 from consilience.tasks.task import Task
 
 SUPERVISED: dict[str, Any] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from consilience.core import keys
-from consilience.core.checks import Count, Size, check_types
-from consilience.core.errors import DataError
+from consilience.core import Count, DataError, Size, check_types, keys
 
 
 class Augmentation(Protocol):

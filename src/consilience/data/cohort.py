@@ -6,9 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.core import keys
-from consilience.core.errors import ConsilienceError
-from consilience.core.records import Tree, record, rows
+from consilience.core import ConsilienceError, Tree, keys, record, rows
 from consilience.data.augment import Augmentation
 from consilience.data.batch import Batch
 from consilience.data.dataset import Dataset, rows_at

@@ -10,9 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from consilience.core import keys
+from consilience.core import DataError, keys
 from consilience.core.display import clip, facts, table
-from consilience.core.errors import DataError
 from consilience.core.text import plural
 from consilience.data.dataset import Dataset, Source, form
 from consilience.data.sources import to_ids

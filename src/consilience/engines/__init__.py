@@ -2,6 +2,13 @@
 
 from consilience.engines.distributed import Distributed
 from consilience.engines.plan import Plan
-from consilience.engines.simulator import Simulator
+from consilience.engines.ranks import ALONE, Alone, Ranks
+from consilience.engines.session import Engine, Opener, RoundResult, Session
+from consilience.engines.simulator import PRECISIONS, Simulator
+from consilience.engines.states import States, place_states
+from consilience.engines.work import Share, chunks, part_of
 
-__all__ = ["Distributed", "Plan", "Simulator"]
+__all__ = [
+    "ALONE", "PRECISIONS", "Alone", "Distributed", "Engine", "Opener", "Plan", "Ranks", "RoundResult", "Session",
+    "Share", "Simulator", "States", "chunks", "part_of", "place_states",
+]  # fmt: skip

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.errors import ClientError
-from consilience.core.records import Tree
+from consilience.core import ClientError, Tree
 from consilience.data.cohort import Cohort
 from consilience.engines.plan import Plan, chunk_sizes, finalists
 from consilience.engines.states import States

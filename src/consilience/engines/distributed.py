@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from consilience.core.checks import Count, Positive, check_types
-from consilience.core.errors import ClientError, ConfigError, ConsilienceError
+from consilience.core import ClientError, ConfigError, ConsilienceError, Count, Positive, check_types
 from consilience.core.records import Tree, assemble, blueprint, leaves
 from consilience.engines.ranks import Ranks
 from consilience.engines.simulator import Precision, Simulator

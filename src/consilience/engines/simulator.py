@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.checks import Count, check_types
-from consilience.core.errors import ConfigError
+from consilience.core import ConfigError, Count, check_types
 from consilience.core.records import Tree, nbytes, rows
 from consilience.data.cohort import Cohort, take
 from consilience.data.federation import Federation

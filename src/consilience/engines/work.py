@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.core import guards
-from consilience.core.errors import ClientError, ConsilienceError, RecordError
+from consilience.core import ClientError, ConsilienceError, RecordError, guards
 from consilience.core.records import Addressed, Tree, add, leaves, nbytes, rows, to, tree_map
 from consilience.data.cohort import Cohort
 from consilience.tasks.task import Task

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
-from consilience.core.errors import ConfigError, ConsilienceError, DataError
-from consilience.core.records import Tree, pack, to, unpack
-from consilience.data.cohort import Cohort
-from consilience.data.dataset import Data, Dataset
-from consilience.data.federation import Federation
+from consilience.core import ConfigError, ConsilienceError, DataError, Tree, pack, to, unpack
+from consilience.data import Cohort, Data, Dataset, Federation
 from consilience.engines.simulator import PRECISIONS
 from consilience.engines.work import compute
 from consilience.evaluation.scores import evaluate

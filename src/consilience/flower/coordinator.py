@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from consilience.core.checks import Count, Positive, check_types
-from consilience.core.errors import ConfigError, ConsilienceError, RecordError
+from consilience.core import ConfigError, ConsilienceError, Count, Positive, RecordError, check_types
 from consilience.flower.messages import Failure, InfoRequest, SiteInfo, decode, encode
 from consilience.flower.transport import Node, Reply, Transport
 

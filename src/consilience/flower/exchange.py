@@ -12,10 +12,8 @@ from torch import Tensor
 from consilience.algorithms.base import Algorithm
 from consilience.core.errors import RecordError
 from consilience.core.records import Addressed, Tree, nbytes, pack, to, tree_map
-from consilience.data.cohort import Cohort
-from consilience.data.federation import Federation
-from consilience.engines.states import States
-from consilience.engines.work import Share, part_of
+from consilience.data import Cohort, Federation
+from consilience.engines import Share, States, part_of
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import NO_STATE, Token, TrainReply, TrainRequest, decode, encode, packed_records
 from consilience.flower.registry import Registry

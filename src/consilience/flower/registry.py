@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from consilience.core.errors import CheckpointError, DataError
 from consilience.core.files import write_atomically
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
+from consilience.data import Dataset, Federation
 from consilience.flower.messages import Form, Payload, SiteInfo
 
 log = logging.getLogger("consilience")

@@ -6,9 +6,7 @@ from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
-from consilience.core.beliefs import Belief
-from consilience.core.errors import RecordError
-from consilience.core.records import pack
+from consilience.core import Belief, RecordError, pack
 from consilience.evaluation.scores import Evaluation
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import Bins, EvaluateReply, EvaluateRequest, decode, encode

@@ -13,17 +13,10 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
-from consilience.core import keys
-from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core import ConfigError, ConsilienceError, Tree, keys, rows, to
 from consilience.core.files import CHECKPOINTS
-from consilience.core.records import Tree, rows, to
-from consilience.data.cohort import Info
-from consilience.data.federation import Federation
-from consilience.engines.plan import Plan
-from consilience.engines.ranks import ALONE, Alone, Ranks
-from consilience.engines.session import RoundResult, Session
-from consilience.engines.simulator import PRECISIONS
-from consilience.engines.states import States
+from consilience.data import Federation, Info
+from consilience.engines import ALONE, PRECISIONS, Alone, Plan, Ranks, RoundResult, Session, States
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange, Template

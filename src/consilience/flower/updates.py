@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 
-from consilience.core.errors import RecordError
-from consilience.core.records import Tree, Weighted, leaves, tree_map, unpack
+from consilience.core import RecordError, Tree, Weighted, leaves, tree_map, unpack
 
 TEMPLATE_EXAMPLES = 2  # examples of the client from which the server computes the template of an update
 

@@ -17,8 +17,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from consilience.core.beliefs import Belief
-from consilience.core.checks import Count, Size, check_types
+from consilience.core import Belief, Count, Size, check_types
 from consilience.core.errors import CheckpointError, RecordError
 from consilience.core.files import CHECKPOINTS, explained, named, write_atomically
 from consilience.core.records import Tree, notes, pack, record, unpack

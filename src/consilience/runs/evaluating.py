@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from consilience.core.gaussian import Gaussian
-from consilience.core.records import Tree, to
-from consilience.engines.session import Session
-from consilience.engines.work import chunks
+from consilience.core import Gaussian, Tree, to
+from consilience.engines import Session, chunks
 from consilience.evaluation.scores import Evaluation
 from consilience.evaluation.weights import marginals
 from consilience.runs.run import Run

@@ -11,10 +11,8 @@ from consilience.algorithms.switch import Method, phases
 from consilience.core.checks import Count, check_type, check_types, hints_of
 from consilience.core.errors import ConfigError, DataError
 from consilience.core.version import __version__
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
-from consilience.engines.session import Engine
-from consilience.engines.simulator import Simulator
+from consilience.data import Dataset, Federation
+from consilience.engines import Engine, Simulator
 from consilience.evaluation.uncertainty import check_unlabelled
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.identity import describe, identity

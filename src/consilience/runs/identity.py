@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
+from consilience.data import Dataset, Federation
 from consilience.tasks.task import Task
 
 

@@ -14,10 +14,7 @@ from consilience.core.errors import CheckpointError, ConfigError, ConsilienceErr
 from consilience.core.files import write_atomically
 from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
-from consilience.engines.plan import Plan
-from consilience.engines.ranks import Ranks
-from consilience.engines.session import Opener, Session
-from consilience.engines.states import place_states
+from consilience.engines import Opener, Plan, Ranks, Session, place_states
 from consilience.runs.directory import RunDirectory, Saved
 from consilience.runs.evaluating import final_evaluation
 from consilience.runs.rounds import Rounds, not_finite, round_clients

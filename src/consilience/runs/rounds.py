@@ -10,12 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from consilience.core import guards, keys
-from consilience.core.records import Tree, leaves, tree_map
+from consilience.core import Tree, guards, keys, leaves, tree_map
 from consilience.data.cohort import Info
-from consilience.engines.ranks import Ranks
-from consilience.engines.session import Session
-from consilience.engines.work import Share
+from consilience.engines import Ranks, Session, Share
 from consilience.runs.directory import RunDirectory, Saved
 from consilience.runs.evaluating import Evaluator
 from consilience.runs.interrupts import Interrupted, stop_requests

@@ -12,26 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.beliefs import Belief
+from consilience.core import Belief, TaskError, Tree, rows, to
 from consilience.core.display import summary, summary_table
-from consilience.core.errors import TaskError
-from consilience.core.records import Tree, rows, to
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
+from consilience.data import Dataset, Federation
 from consilience.data.sources import to_tensor
-from consilience.engines.plan import Plan
-from consilience.engines.states import States
-from consilience.evaluation.detection import Detection, detect
+from consilience.engines import Plan, States
+from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
 from consilience.evaluation.predictions import SAMPLES, predict_inputs
 from consilience.evaluation.samples import generate
-from consilience.evaluation.scores import Evaluation, evaluate
-from consilience.evaluation.uncertainty import Uncertainty, uncertainty
 from consilience.runs.directory import RunDirectory
 from consilience.runs.identity import describe
 from consilience.runs.rows import flat, frame
 from consilience.runs.stored import RunFiles
-from consilience.tasks.adversarial import Adversarial
-from consilience.tasks.task import Task
+from consilience.tasks import Adversarial, Task
 
 if TYPE_CHECKING:
     import pandas

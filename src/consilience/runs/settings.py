@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from consilience.algorithms.base import Algorithm
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
+from consilience.data import Dataset, Federation
 from consilience.runs.directory import Storage
 from consilience.runs.run import Callback
 from consilience.tasks.task import Task

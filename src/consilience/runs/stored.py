@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 from torch import Tensor
 
-from consilience.core import text
-from consilience.core.beliefs import Belief, Mixture
+from consilience.core import Belief, Mixture, text, unpack
 from consilience.core.display import summary, summary_table
 from consilience.core.errors import CheckpointError, ConsilienceError, RecordError, TaskError
-from consilience.core.records import unpack
 from consilience.core.text import plural
-from consilience.data.dataset import Dataset
-from consilience.data.federation import Federation
+from consilience.data import Dataset, Federation
 from consilience.data.sources import to_tensor
 from consilience.evaluation.predictions import SAMPLES, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate

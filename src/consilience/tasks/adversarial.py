@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from consilience.core import keys
-from consilience.core.errors import DataError, TaskError
-from consilience.data.batch import Batch
-from consilience.data.dataset import Dataset
+from consilience.core import DataError, TaskError, keys
+from consilience.data import Batch, Dataset
 from consilience.metrics import Judge, PrecisionRecall
 from consilience.tasks.layout import MAIN
 from consilience.tasks.multihead import Generators, Heads

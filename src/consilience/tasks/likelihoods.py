@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from consilience.core import keys
-from consilience.core.errors import DataError, TaskError
+from consilience.core import DataError, TaskError, keys
 from consilience.data.dataset import Dataset
 from consilience.metrics import classification, multilabel, regression
 

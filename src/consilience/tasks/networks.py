@@ -14,8 +14,7 @@ from consilience.compute.execution import Execution
 from consilience.compute.layers import with_keyed_dropout
 from consilience.compute.products import use_kernels, use_matmul_convolutions
 from consilience.compute.taps import only_linear, with_taps
-from consilience.core.errors import TaskError
-from consilience.core.records import tree_map
+from consilience.core import TaskError, tree_map
 from consilience.tasks.layout import MAIN, Layout
 
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from consilience.compute.layers import trains_otherwise
 from consilience.core.errors import DataError, TaskError
+from consilience.data import Batch, Dataset
 from consilience.data.augment import Augmentation
-from consilience.data.batch import Batch
-from consilience.data.dataset import Dataset
 from consilience.tasks.layout import MAIN
 from consilience.tasks.likelihoods import Bernoulli, Categorical, Likelihood, Normal
 from consilience.tasks.task import Task

@@ -15,9 +15,8 @@ from consilience.compute.vectorize import Cohorts
 from consilience.core.display import facts
 from consilience.core.errors import TaskError
 from consilience.core.text import plural
+from consilience.data import Batch, Dataset
 from consilience.data.augment import Augmentation
-from consilience.data.batch import Batch
-from consilience.data.dataset import Dataset
 from consilience.tasks import fisher
 from consilience.tasks.layout import MAIN, Layout, Part
 from consilience.tasks.likelihoods import Likelihood
