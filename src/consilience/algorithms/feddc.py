@@ -11,7 +11,13 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import OneModel
-from consilience.algorithms.shared.corrections import change_of_control, exchanged, gap_to_mean, need_plain_steps
+from consilience.algorithms.shared.corrections import (
+    Message,
+    change_of_control,
+    exchanged,
+    gap_to_mean,
+    need_plain_steps,
+)
 from consilience.core import ConfigError, Gaussian, Positive, Range, Ranges
 from consilience.core.records import Point, Weighted, add, record, tree_map
 from consilience.data.cohort import Cohort, Info
@@ -26,14 +32,6 @@ class Server:
     model: Point
     mean: Client
     clients: Tensor
-
-
-@record
-class Message:
-    """The global weights w and the mean control variate c."""
-
-    w: Tensor
-    c: Tensor
 
 
 @record

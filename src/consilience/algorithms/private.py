@@ -109,9 +109,7 @@ class Private(Wrapping):
     def _noised(self, total: Tree, server: Server) -> Tree:
         sizes = [leaf.numel() for _, leaf in leaves(total)]
         context = int(server.releases).to_bytes(8, "little")
-        if (
-            self.noise_from == "system"
-        ):  # a round run again with other updates must have other noise: the same would cancel
+        if self.noise_from == "system":  # a repeated round with other updates needs other noise: the same would cancel
             context += pack(total)
         noise = keys.sealed_normal(server.key, context, sum(sizes)) * (self.noise * self.clip)
         parts = iter(torch.split(noise, sizes))

@@ -10,7 +10,13 @@ from torch import Tensor
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared import averaging
 from consilience.algorithms.shared.averaging import Averaging, change
-from consilience.algorithms.shared.corrections import change_of_control, exchanged, gap_to_mean, need_plain_steps
+from consilience.algorithms.shared.corrections import (
+    Message,
+    change_of_control,
+    exchanged,
+    gap_to_mean,
+    need_plain_steps,
+)
 from consilience.core import Gaussian, Weighted, record
 from consilience.data.cohort import Cohort, Info
 from consilience.tasks.task import Task
@@ -22,14 +28,6 @@ class Server(averaging.Server):
 
     c: Tensor
     clients: Tensor
-
-
-@record
-class Message:
-    """The global weights w and the mean control variate c."""
-
-    w: Tensor
-    c: Tensor
 
 
 @record

@@ -2,13 +2,12 @@
 
 from consilience.metrics.calibration import Reliability, reliability
 from consilience.metrics.classified import Classified, frechet
-from consilience.metrics.detection import auroc
 from consilience.metrics.fid import InceptionDistance
 from consilience.metrics.inception_v3 import inception
 from consilience.metrics.judge import Judge, pixels
 from consilience.metrics.modes import Modes, density_mse, mixture_density
 from consilience.metrics.precision_recall import PrecisionRecall
-from consilience.metrics.scores import classification, entropy, multilabel, regression
+from consilience.metrics.scores import auroc, classification, entropy, multilabel, regression
 from consilience.metrics.summary import MARGINAL, best, direction, rounds_to, running_means, spread
 
 __all__ = [

@@ -10,10 +10,9 @@ from consilience.models.gan import (
     mlp_gan,
     mlp_generator,
 )
-from consilience.models.lenet import lenet5
 from consilience.models.resnet import resnet9, resnet18
 from consilience.models.text import bag_of_words
-from consilience.models.zoo import MODELS, cnn, logistic, mlp
+from consilience.models.zoo import MODELS, cnn, lenet5, logistic, mlp
 
 __all__ = [
     "MODELS", "Pair", "bag_of_words", "cnn", "dcgan", "dcgan_discriminator", "dcgan_generator", "freeze_batchnorm",

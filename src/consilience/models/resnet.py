@@ -13,12 +13,9 @@ class Block(nn.Module):
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False),
-            nn.GroupNorm(groups, after),
-            nn.ReLU(),
-            nn.Conv2d(after, after, 3, 1, 1, bias=False),
-            nn.GroupNorm(groups, after),
-        )
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.GroupNorm(groups, after), nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.GroupNorm(groups, after),
+        )  # fmt: skip
         self.relu = nn.ReLU()
         self.skip: nn.Module = nn.Identity()
         if stride != 1 or before != after:
@@ -69,16 +66,9 @@ def resnet9(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 
         return [nn.Conv2d(before, after, 3, 1, 1, bias=False), nn.GroupNorm(groups, after), nn.ReLU()]
 
     return nn.Sequential(
-        *conv(inputs[0], width),
-        *conv(width, 2 * width),
-        nn.MaxPool2d(2),
+        *conv(inputs[0], width), *conv(width, 2 * width), nn.MaxPool2d(2),
         Residual(*conv(2 * width, 2 * width), *conv(2 * width, 2 * width)),
-        *conv(2 * width, 4 * width),
-        nn.MaxPool2d(2),
-        *conv(4 * width, 8 * width),
-        nn.MaxPool2d(2),
+        *conv(2 * width, 4 * width), nn.MaxPool2d(2), *conv(4 * width, 8 * width), nn.MaxPool2d(2),
         Residual(*conv(8 * width, 8 * width), *conv(8 * width, 8 * width)),
-        nn.AdaptiveMaxPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8 * width, outputs),
-    )
+        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(8 * width, outputs),
+    )  # fmt: skip

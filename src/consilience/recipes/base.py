@@ -64,18 +64,10 @@ def compared(
 ) -> Comparison:
     """Run a recipe that is one comparison; `others` are options of `compare` and `fit`."""
     return compare(
-        methods,
-        setting,
-        seeds=options.seeds,
-        out=Storage(options.out, checkpoint_every=checkpoint_every),
-        title=title,
-        text=text,
-        command=options.command(name),
-        resume=options.resume,
-        on_run=options.announce,
-        progress=False,
-        **others,
-    )
+        methods, setting, seeds=options.seeds, out=Storage(options.out, checkpoint_every=checkpoint_every),
+        title=title, text=text, command=options.command(name), resume=options.resume, on_run=options.announce,
+        progress=False, **others,
+    )  # fmt: skip
 
 
 def finished(

@@ -41,17 +41,11 @@ def setting(seed: int, quick: bool) -> Setting:
 def run(options: Options) -> Comparison:
     """Compare all levels of noise."""
     return compared(
-        NAME,
-        TITLE,
-        TEXT,
-        options,
-        methods(),
-        lambda seed: setting(seed, options.quick),
-        rounds=3 if options.quick else 100,
-        cohort=10 if options.quick else 300,
+        NAME, TITLE, TEXT, options, methods(), lambda seed: setting(seed, options.quick),
+        rounds=3 if options.quick else 100, cohort=10 if options.quick else 300,
         evaluate_every=1 if options.quick else 10,
         engine=Simulator(chunk=10, workers=1, threads=1) if options.quick else Simulator(),
-    )
+    )  # fmt: skip
 
 
 RECIPE = Recipe(NAME, TITLE, run)

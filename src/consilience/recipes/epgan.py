@@ -140,7 +140,7 @@ class Images:
 
     def on(self, split: str, index: int, options: Options) -> list[Comparison]:
         """All methods on one split. Methods with the generator at the server take as many steps in more rounds."""
-        tell, quick = options.announce, options.quick
+        quick = options.quick
         steps = self.rounds * self.train.epochs * self._batches(split)
         found: list[Comparison] = []
         paper = {(method, "fid"): figures[index] for method, figures in (self.paper or {}).items()}
@@ -149,25 +149,15 @@ class Images:
             rounds = 2 if quick else -(-steps // SERVED) if served else self.rounds
             if quick:
                 chosen = {k: quickly(m) for k, m in chosen.items() if k in (GAN, FEDAVG, EP) or self is FMNIST}
-            found.append(
-                compare(
-                    chosen,
-                    lambda seed: self.setting(split, seed, quick),
-                    seeds=options.seeds,
-                    out=Storage(
-                        Path(options.out) / split / ("served" if served else "averaged"),
-                        checkpoint_every=max(1, rounds // 25),
-                    ),
-                    title=f"{self.data}, {split}",
-                    resume=options.resume,
-                    on_run=None if tell is None else lambda method, seed: tell(f"{split}, {method}", seed),
-                    paper={} if quick else paper,
-                    rounds=rounds,
-                    evaluate_every=max(1, rounds // 5),
-                    engine=Simulator(chunk=10, workers=1, threads=1) if quick else Simulator(),
-                    progress=False,
-                )
-            )
+            where = Path(options.out) / split / ("served" if served else "averaged")
+            compared = compare(
+                chosen, lambda seed: self.setting(split, seed, quick), seeds=options.seeds,
+                out=Storage(where, checkpoint_every=max(1, rounds // 25)), title=f"{self.data}, {split}",
+                resume=options.resume, on_run=lambda method, seed: options.tell(f"{split}, {method}", seed),
+                paper={} if quick else paper, rounds=rounds, evaluate_every=max(1, rounds // 5),
+                engine=Simulator(chunk=10, workers=1, threads=1) if quick else Simulator(), progress=False,
+            )  # fmt: skip
+            found.append(compared)
         return found
 
     def _batches(self, split: str) -> int:

@@ -160,13 +160,10 @@ def learn(label: str, protocol: Protocol, seed: int, quick: bool) -> Learned:
     clients, variances = federation(seed, each)
     task = Adversarial(
         cast(nn.Sequential, seeded(seed, lambda: mlp_generator(LATENT, (2,)))),
-        cast(nn.Sequential, seeded(seed, lambda: mlp_discriminator((2,)))),
-        latent=LATENT,
-        generators=SAMPLES,
-        discriminators=SAMPLES,
-        pace=2.0 if label == PAPERS_STEPS else PACE,
+        cast(nn.Sequential, seeded(seed, lambda: mlp_discriminator((2,)))), latent=LATENT, generators=SAMPLES,
+        discriminators=SAMPLES, pace=2.0 if label == PAPERS_STEPS else PACE,
         judges=(Modes(CENTRES, variances.sqrt()),),
-    )
+    )  # fmt: skip
     kept, path = {1, -(-protocol.rounds // 2), protocol.rounds}, {}
 
     def keep(run: Run, line: dict[str, Any]) -> None:
@@ -174,17 +171,11 @@ def learn(label: str, protocol: Protocol, seed: int, quick: bool) -> Learned:
             path[line["round"]] = run.posterior.mean.clone()
 
     run = fit(
-        protocol.method((oracles() | methods())[label]),
-        task,
-        clients.pooled() if pooled else clients,
-        rounds=protocol.rounds,
-        test=clients.data,
-        seed=seed,
-        evaluate_every=max(1, protocol.rounds // 40),
-        engine=Simulator(device="cpu", chunk=len(CENTRES), workers=1, threads=1, compile=not quick),
-        progress=False,
+        protocol.method((oracles() | methods())[label]), task, clients.pooled() if pooled else clients,
+        rounds=protocol.rounds, test=clients.data, seed=seed, evaluate_every=max(1, protocol.rounds // 40),
+        engine=Simulator(device="cpu", chunk=len(CENTRES), workers=1, threads=1, compile=not quick), progress=False,
         callbacks=[keep],
-    )
+    )  # fmt: skip
     return Learned(run, path)
 
 
@@ -204,16 +195,12 @@ def run(options: Options) -> Comparison:
                 learned.append(learn(label, protocol, seed, options.quick))
     scores = tabled(found, 60 if options.quick else 1000, options.seeds)
     return finished(
-        "epgan-toy",
-        "Four Gaussians at four clients",
-        TEXT,
-        options,
+        "epgan-toy", "Four Gaussians at four clients", TEXT, options,
         rows_of(scores, {(method, DMSE): value for method, value in PAPER.items()}),
-        [figure(f"Maps{suffix}", by_method) for suffix, by_method in found.items()],
-        start,
+        [figure(f"Maps{suffix}", by_method) for suffix, by_method in found.items()], start,
         scores=[{"method": method, "metric": metric, "values": values} for (method, metric), values in scores.items()],
         paired=paired(scores),
-    )
+    )  # fmt: skip
 
 
 def tabled(found: Mapping[str, Runs], each: int, seeds: int) -> dict[tuple[str, str], list[float]]:

@@ -99,18 +99,9 @@ class Benchmark:
     def quick(self) -> Benchmark:
         """The small size: a few rounds of little work."""
         return replace(
-            self,
-            train=replace(self.train, epochs=2),
-            rounds=3,
-            switch=1,
-            cohort=3,
-            laplace_epochs=1,
-            ngvi_epochs=1,
-            ngvi_samples=2,
-            window=3,
-            every=3,
-            engine=Simulator(chunk=3, workers=1, threads=1),
-        )
+            self, train=replace(self.train, epochs=2), rounds=3, switch=1, cohort=3, laplace_epochs=1, ngvi_epochs=1,
+            ngvi_samples=2, window=3, every=3, engine=Simulator(chunk=3, workers=1, threads=1),
+        )  # fmt: skip
 
     def measure(self, run: Run, _: Setting) -> dict[str, float]:
         """The best running mean of a learning curve, and the rounds to a target."""
@@ -126,20 +117,11 @@ class Benchmark:
     def compare(self, options: Options) -> Comparison:
         mine = self.quick() if options.quick else self
         return compared(
-            self.name,
-            self.title,
-            f"{self.text} {TEXT}",
-            options,
-            mine.methods(),
-            lambda seed: self.setting(seed, options.quick),
-            measure=mine.measure,
-            paper={} if options.quick else self.paper,
-            rounds=mine.rounds,
-            cohort=mine.cohort,
-            evaluate_every=mine.every,
-            checkpoint_every=50,
-            engine=mine.engine,
-        )
+            self.name, self.title, f"{self.text} {TEXT}", options, mine.methods(),
+            lambda seed: self.setting(seed, options.quick), measure=mine.measure,
+            paper={} if options.quick else self.paper, rounds=mine.rounds, cohort=mine.cohort,
+            evaluate_every=mine.every, checkpoint_every=50, engine=mine.engine,
+        )  # fmt: skip
 
     def recipe(self, seeds: int) -> Recipe:
         return Recipe(self.name, self.title, self.compare, seeds=seeds)
@@ -196,19 +178,11 @@ def emnist62(seed: int, quick: bool) -> Setting:
 
 
 CIFAR100 = Benchmark(
-    name="fedep-cifar100",
-    title="CIFAR-100 at 500 clients",
-    text="ResNet-18 with GroupNorm, 500 clients of 100 images by Pachinko allocation, 20 a round.",
-    setting=cifar100,
+    name="fedep-cifar100", title="CIFAR-100 at 500 clients",
+    text="ResNet-18 with GroupNorm, 500 clients of 100 images by Pachinko allocation, 20 a round.", setting=cifar100,
     train=SGD(lr=0.01, momentum=0.9, epochs=10, batch_size=20, weight_decay=1e-4),
-    server=Momentum(lr=0.5, momentum=0.9),
-    rounds=1500,
-    switch=400,
-    cohort=20,
-    kappa=500,
-    s0=0.0,
-    clips={"I": 100, "M": 300, "L": 6500, "V": 2000},
-    target=0.45,
+    server=Momentum(lr=0.5, momentum=0.9), rounds=1500, switch=400, cohort=20, kappa=500, s0=0.0,
+    clips={"I": 100, "M": 300, "L": 6500, "V": 2000}, target=0.45,
     paper=published(
         {
             "FedAvg": {"best accuracy": 0.462, "rounds to 45%": 911, "ece": 0.195},
@@ -220,21 +194,12 @@ CIFAR100 = Benchmark(
             "FedSEP(I)": {"best accuracy": 0.489, "rounds to 45%": 438},
         }
     ),
-)
+)  # fmt: skip
 EMNIST62 = Benchmark(
-    name="fedep-emnist62",
-    title="EMNIST with 62 classes by writer",
-    text="A CNN, 3,400 writers, 100 a round.",
-    setting=emnist62,
-    train=SGD(lr=0.01, momentum=0.9, epochs=20, batch_size=20),
-    server=Momentum(lr=0.5, momentum=0.9),
-    rounds=500,
-    switch=200,
-    cohort=100,
-    kappa=500,
-    s0=1e-5,
-    names="FedAvg FedProx FedPA FedSEP(I) FedSEP(M) FedSEP(L) FedSEP(V)",
-    target=0.86,
+    name="fedep-emnist62", title="EMNIST with 62 classes by writer", text="A CNN, 3,400 writers, 100 a round.",
+    setting=emnist62, train=SGD(lr=0.01, momentum=0.9, epochs=20, batch_size=20),
+    server=Momentum(lr=0.5, momentum=0.9), rounds=500, switch=200, cohort=100, kappa=500, s0=1e-5,
+    names="FedAvg FedProx FedPA FedSEP(I) FedSEP(M) FedSEP(L) FedSEP(V)", target=0.86,
     paper=published(
         {
             "FedAvg": {"best accuracy": 0.858, "rounds to 86%": 465},
@@ -242,46 +207,20 @@ EMNIST62 = Benchmark(
             **{f"FedSEP({letter})": {"best accuracy": 0.866, "rounds to 86%": 228} for letter in "IMLV"},
         }
     ),
-)
+)  # fmt: skip
 MNIST_WRITERS = Benchmark(
-    name="fedep-mnist-writers",
-    title="MNIST by its 539 writers",
+    name="fedep-mnist-writers", title="MNIST by its 539 writers",
     text="Every client holds the digits of one writer, about 116; the test digits are by other writers.",
-    setting=mnist_writers,
-    train=SGD(lr=0.02, momentum=0.9, epochs=5, batch_size=20, weight_decay=1e-4),
-    server=Momentum(lr=0.5, momentum=0.9),
-    rounds=70,
-    switch=30,
-    cohort=20,
-    kappa=50,
-    s0=0.0,
-    laplace_epochs=2,
-    laplace_batch=100,
-    ngvi_epochs=3,
-    ngvi_samples=2,
-    target=0.96,
-    window=10,
-    every=5,
-)
+    setting=mnist_writers, train=SGD(lr=0.02, momentum=0.9, epochs=5, batch_size=20, weight_decay=1e-4),
+    server=Momentum(lr=0.5, momentum=0.9), rounds=70, switch=30, cohort=20, kappa=50, s0=0.0, laplace_epochs=2,
+    laplace_batch=100, ngvi_epochs=3, ngvi_samples=2, target=0.96, window=10, every=5,
+)  # fmt: skip
 CIFAR10 = Benchmark(
-    name="fedep-cifar10",
-    title="CIFAR-10 with skewed labels",
+    name="fedep-cifar10", title="CIFAR-10 with skewed labels",
     text="A small CNN, 10,000 images at 50 clients, labels by Dirichlet 0.1, 10 clients a round; from JPEG copies.",
-    setting=cifar10,
-    train=SGD(lr=0.01, momentum=0.9, epochs=3, batch_size=20, weight_decay=1e-4),
-    server=Momentum(lr=1.0),
-    rounds=80,
-    switch=40,
-    cohort=10,
-    kappa=500,
-    s0=0.0,
-    laplace_epochs=1,
-    laplace_batch=20,
-    ngvi_epochs=1,
-    ngvi_samples=2,
-    target=0.35,
-    window=20,
-    every=10,
-)
+    setting=cifar10, train=SGD(lr=0.01, momentum=0.9, epochs=3, batch_size=20, weight_decay=1e-4),
+    server=Momentum(lr=1.0), rounds=80, switch=40, cohort=10, kappa=500, s0=0.0, laplace_epochs=1, laplace_batch=20,
+    ngvi_epochs=1, ngvi_samples=2, target=0.35, window=20, every=10,
+)  # fmt: skip
 
 RECIPES = (CIFAR100.recipe(1), EMNIST62.recipe(1), MNIST_WRITERS.recipe(3), CIFAR10.recipe(3))

@@ -37,14 +37,9 @@ def beliefs(algorithm: Algorithm, task: Task, federation: Federation, sweeps: in
     """The server's posterior after each sweep over all clients."""
     found: list[Belief] = []
     fit(
-        algorithm,
-        task,
-        federation,
-        rounds=sweeps,
-        engine=ENGINE,
-        progress=False,
+        algorithm, task, federation, rounds=sweeps, engine=ENGINE, progress=False,
         callbacks=[lambda run, _: found.append(run.posterior)],
-    )
+    )  # fmt: skip
     return found
 
 

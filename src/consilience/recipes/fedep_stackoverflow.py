@@ -50,26 +50,14 @@ PAPER = {
 }
 
 STACK_OVERFLOW = Benchmark(
-    name="fedep-stackoverflow",
-    title="Stack Overflow's tags by user",
+    name="fedep-stackoverflow", title="Stack Overflow's tags by user",
     text="Logistic regression from the frequencies of 10,000 words to 500 tags at 10,000 of the 342,477 users, 10 a "
     "round. A user rarely takes part twice, so only methods without client state make sense.",
-    setting=setting,
-    train=SGD(lr=50 * LOSS, momentum=0.9, epochs=5, batch_size=BATCH),
-    server=AdaGrad(lr=5.0, eps=1e-5),
-    natural=AdaGrad(lr=5.0 / LOSS, eps=1e-5 / LOSS),
-    rounds=1500,
-    switch=800,
-    cohort=10,
-    kappa=1 / (LOSS * SHARE),
-    s0=1e-8,
-    names="FedAvg FedPA FedSEP(I) FedSEP(M) FedSEP(L) FedSEP(V)",
-    shrink=1e-6,
-    laplace_batch=BATCH,
-    ngvi_epochs=10,
-    ngvi_samples=10,
-    metrics=("precision", "recall", "micro_f1", "macro_f1"),
-    paper=published(PAPER),
-)
+    setting=setting, train=SGD(lr=50 * LOSS, momentum=0.9, epochs=5, batch_size=BATCH),
+    server=AdaGrad(lr=5.0, eps=1e-5), natural=AdaGrad(lr=5.0 / LOSS, eps=1e-5 / LOSS), rounds=1500, switch=800,
+    cohort=10, kappa=1 / (LOSS * SHARE), s0=1e-8, names="FedAvg FedPA FedSEP(I) FedSEP(M) FedSEP(L) FedSEP(V)",
+    shrink=1e-6, laplace_batch=BATCH, ngvi_epochs=10, ngvi_samples=10,
+    metrics=("precision", "recall", "micro_f1", "macro_f1"), paper=published(PAPER),
+)  # fmt: skip
 
 RECIPE = STACK_OVERFLOW.recipe(1)

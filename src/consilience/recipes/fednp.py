@@ -113,20 +113,10 @@ class Benchmark:
     def compare(self, options: Options) -> Comparison:
         mine = self.quick() if options.quick else self
         return compared(
-            self.name,
-            self.title,
-            f"{self.text} {TEXT}",
-            options,
-            mine.methods(),
-            lambda seed: self.setting(seed, options.quick),
-            tune=mine.tune,
-            target=mine.target,
-            paper=mine.paper,
-            rounds=mine.rounds,
-            evaluate_every=mine.every,
-            checkpoint_every=20,
-            engine=mine.engine,
-        )
+            self.name, self.title, f"{self.text} {TEXT}", options, mine.methods(),
+            lambda seed: self.setting(seed, options.quick), tune=mine.tune, target=mine.target, paper=mine.paper,
+            rounds=mine.rounds, evaluate_every=mine.every, checkpoint_every=20, engine=mine.engine,
+        )  # fmt: skip
 
     def recipe(self, seeds: int) -> Recipe:
         return Recipe(self.name, self.title, self.compare, seeds=seeds)
@@ -159,35 +149,25 @@ def images(name: str, clients: int, seed: int, quick: bool) -> Setting:
 def label_skew(name: str, who: str, share: Share) -> Benchmark:
     """A study for two CPU cores."""
     return Benchmark(
-        name=name,
-        title=f"Fashion-MNIST, {who}",
+        name=name, title=f"Fashion-MNIST, {who}",
         text=f"6,000 images at ten clients, {who}; an MLP with 100 hidden units, 50 rounds of two epochs. Every method "
         "had five trials on a validation part of the first seed's training data.",
-        setting=lambda seed, quick: fmnist(share, seed, quick),
-        train=SGD(lr=0.05, epochs=2, batch_size=20),
-        rounds=50,
-        names=tuple(everyone(SGD())),
-        tune=5,
-        target=0.75,
-    )
+        setting=lambda seed, quick: fmnist(share, seed, quick), train=SGD(lr=0.05, epochs=2, batch_size=20), rounds=50,
+        names=tuple(everyone(SGD())), tune=5, target=0.75,
+    )  # fmt: skip
 
 
 def at_paper_size(name: str, data: str, clients: int, figures: Mapping[str, float]) -> Benchmark:
     """The paper's setting, for a GPU."""
     return Benchmark(
-        name=name,
-        title=f"{data} at {clients} clients",
+        name=name, title=f"{data} at {clients} clients",
         text=f"Labels by Dirichlet 0.5, {clients} clients of one size; ResNet-18 with GroupNorm, crops and "
         "flips, ten local epochs.",
         setting=lambda seed, quick: images(data, clients, seed, quick),
-        train=SGD(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5),
-        rounds=100,
-        names=(*PAPER, "FedNP, f = 0"),
-        as_printed=True,
-        every=1,
-        engine=Simulator(precision="bf16" if torch.cuda.is_available() else "float32"),
+        train=SGD(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5), rounds=100, names=(*PAPER, "FedNP, f = 0"),
+        as_printed=True, every=1, engine=Simulator(precision="bf16" if torch.cuda.is_available() else "float32"),
         paper=published({method: {"accuracy": value} for method, value in figures.items()}),
-    )
+    )  # fmt: skip
 
 
 def dirichlet(data: Dataset, seed: int) -> Federation:

@@ -138,17 +138,12 @@ def run(options: Options) -> Comparison:
     data = [federation(seed).data for seed in range(options.seeds)]
     scores = tabled(found, data)
     return finished(
-        "fednp-toy",
-        "A cubic from three pieces",
-        TEXT,
-        options,
+        "fednp-toy", "A cubic from three pieces", TEXT, options,
         rows_of(scores, {(method, MSE): value for method, value in PAPER.items()}),
-        [curve_figure(found[MSE]), course_figure(found[MSE], tuning[MSE], data)],
-        start,
+        [curve_figure(found[MSE]), course_figure(found[MSE], tuning[MSE], data)], start,
         scores=[{"method": method, "metric": metric, "values": values} for (method, metric), values in scores.items()],
-        paired=paired(scores),
-        tuning=[entry for entry in (*tuning[MSE], *tuning[TUNED]) if entry["trials"] > 1],
-    )
+        paired=paired(scores), tuning=[entry for entry in (*tuning[MSE], *tuning[TUNED]) if entry["trials"] > 1],
+    )  # fmt: skip
 
 
 def learned(label: str, method: Algorithm, options: Options) -> list[Learned]:

@@ -60,17 +60,10 @@ def elsewhere(run: Run, at: Setting) -> dict[str, float]:
 def run(options: Options) -> Comparison:
     """Compare all methods on each split."""
     return compared(
-        "hospitals",
-        "Heart disease at four hospitals",
-        TEXT,
-        options,
-        methods(),
-        setting,
-        measure=elsewhere,
-        rounds=5 if options.quick else 30,
-        evaluate_every=2,
+        "hospitals", "Heart disease at four hospitals", TEXT, options, methods(), setting, measure=elsewhere,
+        rounds=5 if options.quick else 30, evaluate_every=2,
         engine=Simulator(device="cpu", chunk=4, workers=1, threads=1),
-    )
+    )  # fmt: skip
 
 
 RECIPE = Recipe("hospitals", "Four real hospitals learn a heart-disease model together", run, seeds=5, quick_seeds=2)

@@ -145,15 +145,9 @@ def learn(method: Algorithm, seed: int) -> Learned:
     """Ten rounds on the federation of a seed."""
     path: list[Tensor] = []
     run = fit(
-        method,
-        Regression(seeded(seed, Cubic), noise=NOISE),
-        federation(seed),
-        rounds=ROUNDS,
-        seed=seed,
-        engine=ENGINE,
-        progress=False,
-        callbacks=[lambda run, _: path.append(coefficients(run).clone())],
-    )
+        method, Regression(seeded(seed, Cubic), noise=NOISE), federation(seed), rounds=ROUNDS, seed=seed,
+        engine=ENGINE, progress=False, callbacks=[lambda run, _: path.append(coefficients(run).clone())],
+    )  # fmt: skip
     return Learned(run, torch.stack(path))
 
 

@@ -108,14 +108,9 @@ class Study:
         where = f"The table is for {self.main} {self.axis}"
         split = "" if options.quick else f", {SPLITS[0]} unless it says {SPLITS[1]}"
         return finished(
-            self.name,
-            self.title,
-            f"{TEXT} {where}{split}.",
-            options,
-            rows,
-            [f for f in figures if len(sweep) > 1],
+            self.name, self.title, f"{TEXT} {where}{split}.", options, rows, [f for f in figures if len(sweep) > 1],
             start,
-        )
+        )  # fmt: skip
 
     def figure(
         self,
@@ -146,30 +141,16 @@ class Study:
 
 
 MNIST_STUDY = Study(
-    "pfnm-mnist",
-    "One-shot learning on MNIST",
-    "mnist",
-    MNIST,
-    sweep=(2, 5, 10, 15, 20, 25, 30),
-    main=10,
-    at=lambda clients: (clients, (100,)),
-    axis="clients",
-    few=(10,),
+    "pfnm-mnist", "One-shot learning on MNIST", "mnist", MNIST, sweep=(2, 5, 10, 15, 20, 25, 30), main=10,
+    at=lambda clients: (clients, (100,)), axis="clients", few=(10,),
     figures={"Within the constraints": list(CONSTRAINED), "With more resources": ["PFNM", *RESOURCEFUL]},
-)
+)  # fmt: skip
 CIFAR10_STUDY = replace(
     MNIST_STUDY, name="pfnm-cifar10", title="One-shot learning on CIFAR-10", data="cifar10", train=CIFAR10
 )
 DEEP_STUDY = Study(
-    "pfnm-deep",
-    "One-shot learning with up to six hidden layers",
-    "mnist",
-    MNIST,
-    sweep=(1, 2, 3, 4, 5, 6),
-    main=2,
-    at=lambda layers: (10, (50,) * layers),
-    axis="hidden layers",
-    few=(2,),
+    "pfnm-deep", "One-shot learning with up to six hidden layers", "mnist", MNIST, sweep=(1, 2, 3, 4, 5, 6), main=2,
+    at=lambda layers: (10, (50,) * layers), axis="hidden layers", few=(2,),
     figures={"By depth": ["PFNM", *TUNED, *RESOURCEFUL]},
-)
+)  # fmt: skip
 RECIPES = (MNIST_STUDY.recipe(5), CIFAR10_STUDY.recipe(3), DEEP_STUDY.recipe(3))

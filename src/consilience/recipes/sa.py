@@ -90,19 +90,12 @@ class Benchmark:
     def on(self, split: str, options: Options) -> Comparison:
         """Compare all methods on one split."""
         return compare(
-            methods(),
-            lambda seed: self.setting(split, seed, options.quick),
-            seeds=options.seeds,
-            out=Storage(Path(options.out) / split, checkpoint_every=20),
-            title=f"{self.data}, {split}",
-            resume=options.resume,
-            on_run=lambda method, seed: options.tell(f"{split}, {method}", seed),
-            measure=lambda run, _: wobble(run),
-            rounds=2 if options.quick else self.rounds,
-            evaluate_every=1,
-            engine=Simulator(chunk=CLIENTS, workers=1, threads=1) if options.quick else Simulator(),
-            progress=False,
-        )
+            methods(), lambda seed: self.setting(split, seed, options.quick), seeds=options.seeds,
+            out=Storage(Path(options.out) / split, checkpoint_every=20), title=f"{self.data}, {split}",
+            resume=options.resume, on_run=lambda method, seed: options.tell(f"{split}, {method}", seed),
+            measure=lambda run, _: wobble(run), rounds=2 if options.quick else self.rounds, evaluate_every=1,
+            engine=Simulator(chunk=CLIENTS, workers=1, threads=1) if options.quick else Simulator(), progress=False,
+        )  # fmt: skip
 
     def recipe(self, seeds: int) -> Recipe:
         return Recipe(

@@ -137,15 +137,9 @@ def follow(case: Case, train: SGD, starts: Sequence[int], rounds: int, seed: int
     """Run SA-FL and track its ODE."""
     path = ode.Path()
     fit(
-        SAFL(train),
-        case.task,
-        case.federation,
-        rounds=rounds,
-        seed=seed,
-        engine=ENGINE,
-        progress=False,
+        SAFL(train), case.task, case.federation, rounds=rounds, seed=seed, engine=ENGINE, progress=False,
         callbacks=[path],
-    )
+    )  # fmt: skip
     field = ode.mean_field(plain(case.task), case.federation, train)
     clock = ode.times(train, case.federation, rounds)
     found = ode.track(field, path.points, clock, starts, case.window)

@@ -87,17 +87,9 @@ def tune(
         if scores[best] is None:
             log.warning("all trials of %s diverged: it is run as given", label)
         tuned.methods[label] = versions[label][best]
-        trial_list = [{"settings": drawn, "score": score} for drawn, score in zip(found, scores, strict=True)]
-        tuned.tuning.append(
-            {
-                "method": label,
-                "trials": len(found),
-                "chosen": found[best],
-                "score": scores[best],
-                "metric": select,
-                "all": trial_list,
-            }
-        )
+        entry = {"method": label, "trials": len(found), "chosen": found[best], "score": scores[best], "metric": select}
+        every = [{"settings": drawn, "score": score} for drawn, score in zip(found, scores, strict=True)]
+        tuned.tuning.append({**entry, "all": every})
     return tuned
 
 
