@@ -107,13 +107,9 @@ def test_permutations_of_ragged_clients_are_permutations():
     shuffle = keys.permutations(key, sizes, 333)
     for row, size in zip(shuffle, sizes.tolist(), strict=True):
         assert row[:size].sort().values.tolist() == list(range(size))
-
-
-def test_a_permutation_does_not_depend_on_the_width_of_its_cohort():
-    sizes = torch.tensor([50, 20])
-    key = keys.key(1, purpose="shuffle", client=torch.arange(2))
-    wide = keys.permutations(key, sizes, 80)
-    assert torch.equal(wide[1, :20], keys.permutations(key[1:], sizes[1:], 20)[0])
+    assert torch.equal(shuffle[1, :100], keys.permutations(key[1:2], sizes[1:2], 100)[0]), (
+        "a cohort's width is no matter"
+    )
 
 
 def test_all_permutations_are_equally_likely():
@@ -147,16 +143,12 @@ def test_in_a_large_population_all_are_sampled_equally_often():
 
 
 def test_all_are_sampled_equally_often():
-    rounds, population, count = 1000, 20, 7
+    rounds, population, count = 400, 20, 7
     chosen = torch.cat([keys.sample(keys.key(SEED, purpose="c", round=r), population, count) for r in range(rounds)])
     frequency = chosen.bincount(minlength=population) / rounds
     expected = count / population
     spread = (expected * (1 - expected) / rounds) ** 0.5
     assert float((frequency - expected).abs().max()) < 4 * spread
-
-
-def test_samples_of_neighbouring_rounds_differ():
-    assert not torch.equal(*(keys.sample(keys.key(1, purpose="c", round=r), 100, 10) for r in (1, 2)))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (16,), (3, 40)])

@@ -169,27 +169,22 @@ def test_weights_weigh_examples(name):
     torch.testing.assert_close(task.fisher(theta, replace(batch, w=weight[None])), expected, **EXACT)
 
 
-def test_fisher_of_logistic_regression_is_p_times_one_minus_p_times_x_squared():
-    """One output and Bernoulli labels: E (y − p)² x² = p (1 − p) x², here over many draws of y."""
-    task = MultiLabel(nn.Linear(3, 1)).prepare(dtype=torch.float64)
-    theta, draws = torch.tensor([[0.5, -1.0, 0.3, 0.2]], dtype=torch.float64), 40_000
-    x = torch.tensor([1.5, -0.7, 2.0], dtype=torch.float64)
-    batch = Batch(
-        x.expand(1, draws, 3), torch.zeros(1, draws, 1), torch.ones(1, draws).double(), keys.key(0, purpose="y").view(1)
-    )
-    p = torch.sigmoid(theta[0, :3] @ x + theta[0, 3])
-    expected = p * (1 - p) * torch.cat([x, torch.ones(1)]).square()
-    torch.testing.assert_close(task.fisher(theta, batch)[0], expected, rtol=0.02, atol=0)
+X = torch.tensor([1.5, -0.7, 2.0], dtype=torch.float64)
+THETA = torch.tensor([0.5, -1.0, 0.3, 0.2], dtype=torch.float64)
+P = torch.sigmoid(THETA[:3] @ X + THETA[3])
 
 
-def test_fisher_of_linear_regression_is_x_squared_over_the_noise():
-    task = Regression(nn.Linear(2, 1), noise=0.5).prepare(dtype=torch.float64)
-    x = torch.tensor([1.5, -0.7], dtype=torch.float64)
-    batch = Batch(
-        x.expand(1, 40_000, 2), torch.zeros(1), torch.ones(1, 40_000).double(), keys.key(0, purpose="y").view(1)
+@pytest.mark.parametrize(
+    ("task", "factor"), [(MultiLabel(nn.Linear(3, 1)), P * (1 - P)), (Regression(nn.Linear(3, 1), noise=0.5), 4.0)]
+)
+def test_fisher_of_one_layer_is_known_in_closed_form(task, factor):
+    """E (y − p)² x² = p (1 − p) x² for Bernoulli labels, x² / σ² for a regression; here over many draws of y."""
+    w, key = torch.ones(1, 40_000).double(), keys.key(0, purpose="y").view(1)
+    batch = Batch(X.expand(1, 40_000, 3), torch.zeros(1, 40_000, 1), w, key)
+    expected = factor * torch.cat([X, torch.ones(1)]).square()
+    torch.testing.assert_close(
+        task.prepare(dtype=torch.float64).fisher(THETA[None], batch)[0], expected, rtol=0.03, atol=0
     )
-    expected = torch.cat([x, torch.ones(1)]).square() / 0.25
-    torch.testing.assert_close(task.fisher(torch.randn(1, 3).double(), batch)[0], expected, rtol=0.03, atol=0)
 
 
 def test_dropout_does_not_act_in_fisher_information():
