@@ -41,8 +41,7 @@ class Algorithm(ABC):
 
     `local` is written for a cohort: leaves of `state`, of the update and of an `Addressed` message's `own` have a
     leading client axis K. The engine sums updates over clients; where `additive` is False it stacks them in the order
-    of client ids and passes them all to `fuse`. `task` is the result of `adapt`.
-    """
+    of client ids and passes them all to `fuse`. `task` is the result of `adapt`."""
 
     additive: ClassVar[bool] = True
     alone: ClassVar[bool] = False

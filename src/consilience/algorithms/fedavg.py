@@ -12,8 +12,7 @@ class FedAvg(Averaging):
     """w ← w + η_s Σ p_k (w_k − w), p_k = n_k / Σ n over the round's clients; w_k by local training from w.
 
     `train` is any client optimiser. `server` is any server optimiser on the mean change: `Adam` gives FedAdam, `Yogi`
-    FedYogi, `AdaGrad` FedAdagrad.
-    """
+    FedYogi, `AdaGrad` FedAdagrad."""
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         w = message.theta

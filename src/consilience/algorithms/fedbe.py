@@ -46,8 +46,7 @@ class FedBE(Algorithm):
 
     In the paper the server distils the ensemble with unlabelled data of its own, and rounds start from the result. Here
     no server has data: rounds start from m, as FedAvg's, and `distil(run, module)` makes the ensemble one network
-    afterwards, on the clients' inputs or, with `replace(run, federation=…)`, on any others.
-    """
+    afterwards, on the clients' inputs or, with `replace(run, federation=…)`, on any others."""
 
     additive: ClassVar[bool] = False
     train: Chain = SGD()

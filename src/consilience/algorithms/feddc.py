@@ -57,8 +57,7 @@ class FedDC(OneModel):
     the means of h_k and c_k over all clients. All start at 0; means are uniform, without the authors' weights n_k.
 
     c_k is a mean gradient only if steps are plain: momentum is refused. h is a velocity that only the proximal term
-    damps, as in FedDyn: a small α needs much local training.
-    """
+    damps, as in FedDyn: a small α needs much local training."""
 
     ranges: ClassVar[Ranges] = {"alpha": Range(1e-2, 1.0)}
     train: SGD = SGD()

@@ -39,8 +39,7 @@ class FedDyn(OneModel):
 
     At the fixed point h_k = ∇f_k(w) and h = 0: the minimum of the mean of the clients' losses. −h/α is the sum of all
     mean changes so far, for every α: a velocity that only the proximal term damps, the less the shorter clients train.
-    So α → 0 is not FedAvg, and a small α needs much local training.
-    """
+    So α → 0 is not FedAvg, and a small α needs much local training."""
 
     ranges: ClassVar[Ranges] = {"alpha": Range(1e-2, 1.0)}
     train: Chain = SGD()

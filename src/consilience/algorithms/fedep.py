@@ -26,8 +26,7 @@ class FedEP(Factors):
 
     cavity q₋ₖ = q / q_k; tilted ≈ p(D_k|θ) q₋ₖ; Δ = (tilted / q)^δ; q_k ← q_k · optimiser(Δ), q ← q · optimiser(Π Δ).
     `site` is the clients' optimiser; None copies the server's. A client's memory advances only when it takes part, so
-    with momentum q = p₀ Π q_k need not hold exactly. With plain damping it must: `fit(debug=True)` checks it.
-    """
+    with momentum q = p₀ Π q_k need not hold exactly. With plain damping it must: `fit(debug=True)` checks it."""
 
     site: ServerOptimizer | None = None
 

@@ -54,8 +54,7 @@ class FedLA(Algorithm):
 
     Losses and Λ are means over examples. The posterior is that of all N examples, each counted once: its precision is
     κ N (Λ / (1 + λ + λ² + …) + prior), with a term for every round so far. κ = 1 is the likelihood itself; networks
-    with far more weights than data need a colder one, as in `Laplace`.
-    """
+    with far more weights than data need a colder one, as in `Laplace`."""
 
     ranges: ClassVar[Ranges] = {"strength": Range(0.01, 1.0)}
     train: Chain = SGD()

@@ -33,8 +33,7 @@ class FedNova(Averaging):
 
     The weights (Σ p τ) p_k/τ_k add up to more than 1: with very unequal clients the server steps far beyond all of
     them, and may diverge. `reach` limits their sum, and guards count it. The direction and the fixed point stay the
-    same. The paper has no limit: inf.
-    """
+    same. The paper has no limit: inf."""
 
     train: SGD = SGD()
     reach: Annotated[float, Field(ge=1)] = 2.0

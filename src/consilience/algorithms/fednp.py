@@ -68,8 +68,7 @@ class FedNP(Averaging):
 
     Once a round q_k ← q_k^(1−δ) (tilted / cavity)^δ, with f over all of the client's data. The weights of all three
     networks are averaged as in FedAvg. `damping` is δ; None is 1/K for the K clients of a round. The paper has δ = 1:
-    then all sites respond to the same q at once, and q oscillates.
-    """
+    then all sites respond to the same q at once, and q oscillates."""
 
     ranges: ClassVar[Ranges] = {"strength": Range(1e-3, 1.0)}
     strength: NonNegative = 0.01

@@ -20,8 +20,7 @@ class FedPA(Averaging):
 
     A sample is the mean of an epoch's iterates, after `burn_in` epochs; with ℓ samples μ̂ is their mean and
     Σ̂ = ρ_ℓ·1 + (1 − ρ_ℓ) S with ρ_ℓ = 1/(1 + (ℓ − 1)ρ) and S their covariance. One sample gives FedAvg. `diagonal`
-    keeps only the variances of S.
-    """
+    keeps only the variances of S."""
 
     ranges: ClassVar[Ranges] = {"rho": Range(1e-3, 1.0)}
     train: Chain = SGD(epochs=5)

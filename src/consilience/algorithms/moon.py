@@ -28,8 +28,7 @@ class MOON(Averaging):
     those of the client's last model. μ = 0 is FedAvg.
 
     z_glob and z_prev are constants, computed without dropout. A client that has not taken part before uses the global
-    model as its last one: the term is then ln 2 for all weights, so its first round is FedAvg's.
-    """
+    model as its last one: the term is then ln 2 for all weights, so its first round is FedAvg's."""
 
     ranges: ClassVar[Ranges] = {"mu": Range(0.1, 10.0)}
     mu: NonNegative = 1.0

@@ -49,8 +49,7 @@ class PFNM(OneShot):
 
     With `streaming` the posterior of a round is the prior of the next, and clients continue with the units that they
     have used most, plus noise of standard deviation `jitter`: for federations that are streams. With `observe_missing`,
-    weights to global units that a client lacks are zeros that were observed.
-    """
+    weights to global units that a client lacks are zeros that were observed."""
 
     train: Chain = TRAIN
     how: Clusterer = BetaBernoulli()

@@ -55,8 +55,7 @@ class Private(Wrapping):
     The noise's key comes from the operating system and is stored in the run's checkpoints only, so a resumed run equals
     an uninterrupted one. With `noise_from="seed"` a run can be repeated, but anyone who knows the seed can subtract the
     noise: use it for simulations. With `sampling="secret"` ε relies on cohorts that nobody knows and that are uniform:
-    they must be drawn by a secret seed from clients that are always available.
-    """
+    they must be drawn by a secret seed from clients that are always available."""
 
     ranges: ClassVar[Ranges] = {"clip": Range(0.01, 10.0)}
     method: Algorithm = FedAvg()

@@ -83,8 +83,7 @@ class Robust(Wrapping):
 
     The method's updates must add up, and its server must not hold the sum of its clients' states. The rules do not
     weight by examples, because a client reports its own weight. So with clients of unequal size the objective is not
-    FedAvg's, and where clients differ much, honest ones are cut off too. The server has all updates in memory.
-    """
+    FedAvg's, and where clients differ much, honest ones are cut off too. The server has all updates in memory."""
 
     additive: ClassVar[bool] = False
     method: Algorithm = FedAvg()

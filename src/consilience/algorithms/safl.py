@@ -26,8 +26,7 @@ class SAFL(OneModel):
     ẇ = −1/L Σ ∇f_k(w), and where that is asymptotically stable it converges to an equilibrium with probability one.
 
     The mean over clients is uniform. With weights n_k (`by_examples`) the ODE is that of Σ p_k f_k. `average` takes the
-    mean of w̄ over all rounds (Polyak & Ruppert).
-    """
+    mean of w̄ over all rounds (Polyak & Ruppert)."""
 
     train: Chain = SGD(lr=0.1, epochs=5, batch_size=16, schedule=Tapered())
     average: bool = False

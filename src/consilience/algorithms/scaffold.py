@@ -52,8 +52,7 @@ class SCAFFOLD(Averaging):
     All c start at 0. `variate` is the new c_k. "path" (the paper's option II) is c_k − c + (w − w_k)/T, with T the sum
     of the step sizes: the mean gradient of plain steps, so momentum is refused. "gradient" (option I) is ∇f_k(w), for
     one more pass over the data, and with any optimiser. The mean over clients is uniform. The paper's η_g is the
-    server's lr.
-    """
+    server's lr."""
 
     variate: Literal["path", "gradient"] = "path"
 

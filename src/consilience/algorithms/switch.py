@@ -10,8 +10,7 @@ from consilience.core.checks import Count, check_types
 class Switch:
     """`first` for `at` rounds, `then` after that. The second method starts at the first one's mean: its server and
     every client's state are made as in a first round, with these weights as the initial ones, and it may take over the
-    first one's optimiser memory. `fit` resolves it; engines see one method at a time.
-    """
+    first one's optimiser memory. `fit` resolves it; engines see one method at a time."""
 
     first: Algorithm
     then: Algorithm

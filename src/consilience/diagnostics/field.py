@@ -23,8 +23,7 @@ def mean_field(task: Task, federation: Federation, train: Chain, weights: Tensor
     f_i is client i's mean loss over all its examples, B_i its number of steps in an epoch, which grows with its number
     of examples, and c_i its own factor on the step size if `train.schedule` has one. For clients of equal size this is
     −Σ p_i ∇f_i. p (`weights`) are the server's weights: uniform when None, n_k / n in FedAvg. Values are exact, in
-    double precision, so this is for small models.
-    """
+    double precision, so this is for small models."""
     _check_field(task, federation)
     share = _weights(federation, weights) * _steps(train, federation)
     device = federation.order.device

@@ -98,8 +98,7 @@ def track(
 
     `path` [R + 1, P] is w̄ before the first and after each round, `times` [R + 1] its clock. w^{T_n} solves ẇ = h(w)
     from w̄(T_n), by an adaptive Runge–Kutta scheme. None for `starts` chooses five rounds that grow geometrically,
-    among those whose windows hold enough rounds and end before the path does.
-    """
+    among those whose windows hold enough rounds and end before the path does."""
     if path.dim() != 2 or times.shape != path.shape[:1]:
         raise ConfigError(
             f"path must be [R + 1, P] and times [R + 1], got {tuple(path.shape)} and {tuple(times.shape)}"

@@ -14,8 +14,7 @@ class Detection:
     """AUROC of the uncertainty for out-of-distribution against ordinary examples: 1 is perfect, ½ is chance.
 
     `point` and `marginal` use the predictive entropy of the mean weights and of the posterior average; the mean
-    entropies are in nats. Fields that need a posterior are None without one.
-    """
+    entropies are in nats. Fields that need a posterior are None without one."""
 
     point: float
     marginal: float | None

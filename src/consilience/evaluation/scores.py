@@ -82,8 +82,7 @@ def evaluate(
     and the overall scores pool all predictions.
 
     outside: Out-of-distribution examples, used to score uncertainty. Their labels are not used. If clients have their
-        own beliefs, the examples are dealt to the clients in turn.
-    """
+        own beliefs, the examples are dealt to the clients in turn."""
     if isinstance(task, Adversarial):
         return _evaluate_generators(task, belief, test, samples)
     if outside is not None:

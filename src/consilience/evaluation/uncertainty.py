@@ -23,8 +23,7 @@ class Uncertainty:
 
     `expected_entropy` E H[p] is the noise in the labels (aleatoric). `mutual_information` H[E p] − E H[p] is the
     disagreement of the draws (epistemic), which more data would reduce. For a regression, E p is approximated by a
-    Gaussian in every output, with standard deviation `sd` [N, …] = √(noise² + variance over draws).
-    """
+    Gaussian in every output, with standard deviation `sd` [N, …] = √(noise² + variance over draws)."""
 
     entropy: Tensor
     expected_entropy: Tensor
@@ -35,8 +34,7 @@ class Uncertainty:
 def uncertainty(task: Task, belief: Belief, data: Dataset, *, samples: int = 10, batch_size: int = 1000) -> Uncertainty:
     """The uncertainty about every example, over `samples` draws of a posterior or the networks of an ensemble.
 
-    Labels are not used. With a single network the mutual information is zero.
-    """
+    Labels are not used. With a single network the mutual information is zero."""
     check_unlabelled(task, data, "regression")
     if isinstance(task, Regression):
         everything = torch.arange(len(data))

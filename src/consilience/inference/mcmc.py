@@ -18,8 +18,7 @@ class MCMC(Tilted):
 
     A few iterates of SGD show relative variances only: by default the precision is clipped to mean ± 2 standard
     deviations and rescaled to the length of the scaled identity's, c·n_k + Λ₋ₖ. `rescale=False` keeps the variances of
-    a sampler with many epochs as they are. `scale` is c, `shrink` is ρ.
-    """
+    a sampler with many epochs as they are. `scale` is c, `shrink` is ρ."""
 
     letter: ClassVar[str] = "M"
     ranges: ClassVar[Ranges] = {"scale": Range(5e-3, 5.0)}

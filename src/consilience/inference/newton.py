@@ -18,8 +18,7 @@ class Newton(Tilted):
     then its mean, at most `steps` times. One step is exact where E is quadratic.
 
     Costs P² numbers for each client, so it is for small models. Sites start without information, so the algorithm needs
-    a prior. `diagonal` keeps the mean and each coordinate's variance, without correlations.
-    """
+    a prior. `diagonal` keeps the mean and each coordinate's variance, without correlations."""
 
     letter: ClassVar[str] = "N"
     steps: Count = 30

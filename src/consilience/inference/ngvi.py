@@ -18,8 +18,7 @@ class NGVI(Curved):
     averaged over `samples` draws, from F = 0. μ is the mean that SGD found; κ acts at the end only.
 
     The curvature is averaged over the posterior, so a sharp curvature at one point counts less. F starts at 0 without
-    bias correction, so few steps leave it small.
-    """
+    bias correction, so few steps leave it small."""
 
     letter: ClassVar[str] = "V"
     samples: Count = 5

@@ -31,8 +31,7 @@ def derivative(f: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     a = g (1 − p) and u = s g² p(1 − p), with p = σ(g m).
 
     0 ≤ u < 2/π, which is exact in the limit of a step at m (half a Gaussian remains). So the variance is at least
-    0.36 s, and the factor's precision at least 0.
-    """
+    0.36 s, and the factor's precision at least 0."""
     g = f * (1 + ZETA2 * f.square() * s).rsqrt()
     p, rest = (g * m).sigmoid(), (-g * m).sigmoid()
     return g * rest, s * g.square() * p * rest
@@ -59,8 +58,7 @@ def quadrature(f: Tensor, m: Tensor, s: Tensor, nodes: int = 96, reach: float = 
     """The trapezoidal rule in z = m + t√s, over ± `reach` around an estimate of t's mean: a = E[t]/√s, u = 1 − Var[t].
 
     A reference that costs `nodes` times as much. Gauss–Hermite rules converge badly, because σ has poles at ±iπ. The
-    error of Var[t] is below 1e-6 for |f|√s ≤ 6, and 1e-3 for 19.
-    """
+    error of Var[t] is below 1e-6 for |f|√s ≤ 6, and 1e-3 for 19."""
     f, m, s = f.unsqueeze(-1), m.unsqueeze(-1), s.unsqueeze(-1)
     root, side = s.sqrt(), f.sign()
     # σ(f z) moves the mean by f(1 − p) at most, and no further than a little beyond the step at z = 0.

@@ -107,8 +107,7 @@ class Curved(Tilted):
     """Λ = κ n_k (F + wd) + Λ₋ₖ at the mean that SGD found; subclasses define the curvature F of an example's loss.
 
     κ = 1 is the likelihood itself; the papers take 500 for networks with many more weights than data. Sites start with
-    F = s₀. `batch_size` is the number of examples whose gradients are in memory at once.
-    """
+    F = s₀. `batch_size` is the number of examples whose gradients are in memory at once."""
 
     ranges: ClassVar[Ranges] = {"kappa": Range(1.0, 1000.0)}
     train: SGD = SGD()

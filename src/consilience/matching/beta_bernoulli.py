@@ -23,8 +23,7 @@ class BetaBernoulli(Clusterer):
     MAP inference removes one client, matches its units to the remaining atoms or to new ones by a linear assignment,
     and inserts it again: the widest client first, then all in random order, for at most `sweeps` sweeps; it returns the
     best state. `variance` is σ², `prior_variance` σ₀², `mass` γ₀ (small: no wider than the widest client; large: wide).
-    Beyond `limit` global units a client may add no more than one.
-    """
+    Beyond `limit` global units a client may add no more than one."""
 
     ranges: ClassVar[Ranges] = {"variance": Range(0.1, 3.0), "mass": Range(1e-3, 50.0)}
     variance: Positive = 1.0
@@ -89,8 +88,7 @@ class State:
     """The assignments of clients' units to atoms, and the atoms: natural parameters S_i, P_i, and m_i clients each.
 
     Coordinates in which all clients have the same precision need one precision an atom. The largest such group comes
-    first (`common` coordinates), and there a sum over coordinates is a matrix product without scaling.
-    """
+    first (`common` coordinates), and there a sum over coordinates is a matrix product without scaling."""
 
     def __init__(self, model: BetaBernoulli, clients: Sequence[Units], mean: Tensor, known: Known | None) -> None:
         self.model, self.known, self.clients = model, known, len(clients)
@@ -184,8 +182,7 @@ class State:
         """The gain [G + new, L_j] of each atom from each unit of the removed client j; `own` atoms went with it.
 
         A match gains Σ_d (S + b)²/(P + p) − S²/P + 2 log m/(J − m), with b = v p and p the same for all units of a
-        client: a few matrix products. The t-th new atom gains the same from the prior, + 2 log γ₀/J − 2 log t.
-        """
+        client: a few matrix products. The t-th new atom gains the same from the prior, + 2 log γ₀/J − 2 log t."""
         b, c = self.evidence[j], self.common
         r = 1 / (self.p + self._narrowed[j])
         matched = (self.s[:, :c] @ b[:, :c].T).mul_(2 * r[:, :1])

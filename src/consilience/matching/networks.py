@@ -62,8 +62,7 @@ def match(
     `how` is `BetaBernoulli` unless given. `shares` [J, C] is the share of each class's examples that a client holds: it
     scales the precision of the client's weights to that class's output. Layers are matched from the top down, on bias
     and outgoing weights, the lowest also on incoming ones. A client's weights to global units that it does not have are
-    observed zeros, or not observed without `observe_missing`.
-    """
+    observed zeros, or not observed without `observe_missing`."""
     how = how or BetaBernoulli()
     nets = _checked(networks, shares)
     if memory is not None and not _fits(memory, nets):

@@ -14,8 +14,7 @@ from consilience.core.errors import DataError
 class Reliability:
     """Top-label predictions in bins of equal width, bin b holding edges[b] ≤ confidence < edges[b + 1].
 
-    `confidence` and `accuracy` are means over a bin, 0 where `count` is 0. Plain lists can be written as JSON.
-    """
+    `confidence` and `accuracy` are means over a bin, 0 where `count` is 0. Plain lists can be written as JSON."""
 
     edges: list[float]
     confidence: list[float]

@@ -22,8 +22,7 @@ class Classified:
     look alike, C if they are certainly of all classes in equal parts. "classes" counts those that get `least` of their
     fair share N/C of the samples. "classifier_distance" is the Fréchet distance between samples and (at most
     `count`) real examples, by `features`, or else by the inputs of the last nn.Linear. A sample that is not finite is
-    of no class, carries no information about y, and is infinitely far.
-    """
+    of no class, carries no information about y, and is infinitely far."""
 
     module: nn.Module
     count: int = 2000

@@ -26,8 +26,7 @@ class InceptionDistance:
 
     Images are bytes, of one or three channels. Another `network` takes bytes [N, 3, H, W] to features [N, D] and has D
     as `num_features`. A sample that is not finite is infinitely far. FID falls with the number of images, so
-    compare only equal counts.
-    """
+    compare only equal counts."""
 
     count: int = 10_000
     batch_size: int = 100

@@ -39,8 +39,7 @@ def inception(path: str | Path | None = None) -> nn.Module:
 class _Inception(nn.Module):
     """Inception v3 (Szegedy et al., 2016) without its head: bytes [N, 3, H, W] to features [N, 2048].
 
-    FID is defined by Google's weights of 2015-12-05 and the resizing of TensorFlow 1. Weights keep their names.
-    """
+    FID is defined by Google's weights of 2015-12-05 and the resizing of TensorFlow 1. Weights keep their names."""
 
     num_features = 2048
     _PARTS = ("weight", "beta", "mean", "var")

@@ -19,8 +19,7 @@ class PrecisionRecall:
     A set covers the balls around its points with the distance to their `neighbours`-th nearest neighbour as radius.
     Precision is the share of samples that (at most `count`) real examples cover, recall the share of real examples that
     samples cover. Distances are between inputs, or between their `features`. A sample that is not finite is not covered
-    and covers nothing.
-    """
+    and covers nothing."""
 
     neighbours: Count = 5
     count: Count = 2000

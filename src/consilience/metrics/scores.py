@@ -15,8 +15,7 @@ TINY = torch.finfo(torch.float32).tiny
 def classification(probs: Tensor, y: Tensor) -> dict[str, float]:
     """Accuracy, NLL −log p(y), ECE (15 bins, top label) and Brier score Σ_c (p_c − 1[y = c])².
 
-    `probs` [N, C] sums to one over classes, `y` [N] holds class indices.
-    """
+    `probs` [N, C] sums to one over classes, `y` [N] holds class indices."""
     if probs.dim() != 2 or y.shape != probs.shape[:1]:
         raise DataError(f"probabilities must be [N, C] and labels [N], got {list(probs.shape)} and {list(y.shape)}")
     _check_not_empty(y)
@@ -43,8 +42,7 @@ def entropy(probs: Tensor) -> Tensor:
 def auroc(inside: Tensor, outside: Tensor) -> float:
     """Area under the ROC curve, P(s_out > s_in) + ½ P(s_out = s_in): 1 when all outside scores are higher, ½ by chance.
 
-    From the pooled ranks r, the mean one for ties: (Σ_out r − n_out (n_out + 1)/2) / (n_in n_out).
-    """
+    From the pooled ranks r, the mean one for ties: (Σ_out r − n_out (n_out + 1)/2) / (n_in n_out)."""
     from scipy.stats import rankdata  # slow to import
 
     for name, scores in {"inside": inside, "outside": outside}.items():
@@ -61,8 +59,7 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 def regression(mean: Tensor, y: Tensor, variance: Tensor | None = None) -> dict[str, float]:
     """MSE, RMSE, MAE and R² (averaged over outputs); with a predictive variance, Gaussian NLL per output.
 
-    R² is nan where it has no meaning: a target that does not vary.
-    """
+    R² is nan where it has no meaning: a target that does not vary."""
     if mean.shape != y.shape:
         # [N, 1] against [N] would broadcast to [N, N] and give a plausible number.
         raise DataError(f"predictions and targets differ in shape: {list(mean.shape)} and {list(y.shape)}")
@@ -89,8 +86,7 @@ def regression(mean: Tensor, y: Tensor, variance: Tensor | None = None) -> dict[
 def multilabel(probs: Tensor, y: Tensor) -> dict[str, float]:
     """Micro-averaged precision, recall and F1, macro F1 over labels, all at p > 0.5, and NLL per label.
 
-    A ratio 0/0 (a label that is never set nor predicted) counts as 0.
-    """
+    A ratio 0/0 (a label that is never set nor predicted) counts as 0."""
     if probs.dim() != 2 or probs.shape != y.shape:
         raise DataError(f"probabilities and labels must be [N, L], got {list(probs.shape)} and {list(y.shape)}")
     _check_not_empty(y)

@@ -59,8 +59,7 @@ def dcgan_generator(latent: int, outputs: Sequence[int], width: int = 64) -> nn.
     """Noise [B, latent] to images [B, C, H, W] in (−1, 1): the DCGAN (Radford et al., 2016).
 
     At 32×32 the channels are 4 · `width` at 4×4, then 2 · `width`, `width` and C, by transposed 4×4 convolutions that
-    double the side. The paper's first layer, a transposed convolution of one pixel, is a linear layer.
-    """
+    double the side. The paper's first layer, a transposed convolution of one pixel, is a linear layer."""
     start, doublings = _steps("dcgan_generator", outputs)
     channels = [width * 2**d for d in reversed(range(doublings))]
     first = nn.Linear(latent, channels[0] * start**2)

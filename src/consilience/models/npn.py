@@ -35,8 +35,7 @@ class Sigmoid(nn.Module):
     """a_m = σ(κ o_m) with κ = 1/√(1 + ζ²o_s), and a_s = E[σ²] − a_m², at least 1e-6.
 
     E[σ²] ≈ σ(α(o_m + β)/√(1 + ζ²α²o_s)), as in the papers, with an error of at most 0.027. As σ(α(x + β)) differs from
-    σ(x)², a_s does not go to 0 with o_s.
-    """
+    σ(x)², a_s does not go to 0 with o_s."""
 
     def forward(self, mean: Tensor, var: Tensor) -> Pair:
         out = ((1 + ZETA2 * var).rsqrt() * mean).sigmoid()
@@ -61,8 +60,7 @@ class ReLU(nn.Module):
 
     a_m = o_m Φ(t) + √o_s φ(t), a_s = o_s [Φ(t) − |t| r − r²] with r = φ(t) − |t| Φ(−|t|), at least 1e-6.
 
-    r is E[max(x, 0)]/√o_s on the side where it is small, so no large numbers cancel for either sign of t.
-    """
+    r is E[max(x, 0)]/√o_s on the side where it is small, so no large numbers cancel for either sign of t."""
 
     def forward(self, mean: Tensor, var: Tensor) -> Pair:
         var = var.clamp_min(FLOOR**2)

@@ -55,8 +55,7 @@ def resnet9(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 
     Eight 3×3 convolutions of `width` to 8 · `width` channels, three poolings, two skip connections, one linear layer.
     In place of the original's BatchNorm, whose statistics do not federate, it has GroupNorm, as `resnet18`. The last
     pooling takes the maximum over the whole image, which at 32 pixels is the original's 4×4. The linear layer has a
-    bias instead of a fixed factor of 1/8.
-    """
+    bias instead of a fixed factor of 1/8."""
     if len(inputs) != 3:
         raise ConfigError(f"resnet9 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
     if min(inputs[1:]) < 8:

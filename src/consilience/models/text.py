@@ -14,8 +14,7 @@ class Frequencies(nn.Module):
 
     Ids are 0 after the end, 1 for unknown words, 2 + v for word v; words beyond the vocabulary are unknown. Unknown
     words count as tokens, so x sums to the share of known ones (Reddi et al., 2021; TFF's later baselines divide by
-    the known ones alone). An empty text is all zeros.
-    """
+    the known ones alone). An empty text is all zeros."""
 
     one: Tensor
 

@@ -48,8 +48,7 @@ def lenet5(inputs: Sequence[int], outputs: int) -> nn.Module:
 
     Two 5×5 convolutions (6 and 16 channels), each with ReLU and 2×2 max pooling, then layers of 120 and 84. Images
     below 32 pixels get a border of 2, so 28×28 is the paper's 32×32. The paper has tanh, pooling with weights, a
-    second convolution that sees a part of the channels, and radial basis functions at the end.
-    """
+    second convolution that sees a part of the channels, and radial basis functions at the end."""
     if len(inputs) != 3:
         raise ConfigError(f"lenet5 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
     depth, *sides = inputs

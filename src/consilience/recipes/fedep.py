@@ -35,8 +35,7 @@ class Benchmark:
 
     c = κ (s₀ + weight decay) is the precision that an example adds. `clips` limit a client's natural parameters,
     for FedEP only. `natural` is the server's optimiser for natural parameters; None is `server`. `window` is the length
-    of the running mean in "best", for each of `metrics`; `target` is a value of the first.
-    """
+    of the running mean in "best", for each of `metrics`; `target` is a value of the first."""
 
     name: str
     title: str

@@ -31,8 +31,7 @@ def corrected(f: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """By Stein's lemma, with r_d = E[σ^d]/E[σ]: a = f (1 − r₂) and u = f² s (r₂ + r₂² − 2r₃).
 
     The FedNP paper's approximation with its formulas corrected. f²s multiplies the errors of r₂ and r₃: where it is
-    large, u can exceed 1, and then the variance is negative.
-    """
+    large, u can exceed 1, and then the variance is negative."""
     log_r2, log_r3 = (_log_power(f, m, s, *_power(d)) - _log_power(f, m, s, *_power(1)) for d in (2, 3))
     r2, r3 = log_r2.exp(), log_r3.exp()
     return -f * log_r2.expm1(), f.square() * s * (r2 + r2.square() - 2 * r3)
@@ -43,8 +42,7 @@ def printed(f: Tensor, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
     S₁ = [C_m + C_s(1 − r₂)]/f, S₂ = [(C_m + 2C_s) r₂ − 2C_s r₃]/f², var = S₂ − S₁².
 
-    S₂ is E[Cσ²] in place of E[C²σ], b of d = 2 and a of d = 3 are misprinted, and f = 0 has no value.
-    """
+    S₂ is E[Cσ²] in place of E[C²σ], b of d = 2 and a of d = 3 are misprinted, and f = 0 has no value."""
     log_z = _log_power(f, m, s, *_power(1))
     r2 = (_log_power(f, m, s, 4 - 2 * math.sqrt(2), math.log(math.sqrt(2) + 1)) - log_z).exp()
     r3 = (_log_power(f, m, s, 6 * (1 - 1 / math.sqrt(2)), math.log(2 ** (1 / 3) - 1)) - log_z).exp()

@@ -50,8 +50,7 @@ def compare(
 
     With `tune`, every method first has that many trials with other settings, on the first seed's training data (see
     `tune`, also for `select`), and the best settings are used for all seeds. With `target`, the table has the first
-    round whose accuracy is at least `target`, and no entry for a run that never reached it.
-    """
+    round whose accuracy is at least `target`, and no entry for a run that never reached it."""
     methods, numbers = _labelled(algorithms), _numbers(seeds)
     must_simulate(options)
     if select is not None and tune is None:

@@ -55,8 +55,7 @@ class EPPlayers(Players):
 
     cavity q₋ₖ = q / q_k; the client plays with a prior of weight λ = `strength` and finds the tilted q̂ (`tilt`);
     q_k ← q_k^(1−δ) (q̂ / q₋ₖ)^δ, δ = `damping`, 1/K for the K clients of a round when None. Networks are averaged as in
-    FedAvg. With `history` it is EP-ProbGAN, else EP-BGAN. Subclasses define `tilt`.
-    """
+    FedAvg. With `history` it is EP-ProbGAN, else EP-BGAN. Subclasses define `tilt`."""
 
     ranges: ClassVar[Ranges] = {"strength": Range(1e-5, 1e-1), "scale": Range(0.003, 0.3)}
     train: Chain = NOISY
@@ -152,8 +151,7 @@ class EPGAN(EPPlayers):
     −λ Σ_i ln Σ_j π_j N(θ_i; m_ij, s_ij); π is drawn by Gumbel-softmax.
 
     As f is one number, a site can only say that all weights should rise, or all should fall. `SampledEPGAN` has sites
-    that say more.
-    """
+    that say more."""
 
     components: Count = 1
     hidden: Count = 128

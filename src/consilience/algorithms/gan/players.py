@@ -35,8 +35,7 @@ class Players(Averaging):
     After every local epoch w_k ← (1 − ρ) w_k + ρ w, with ρ = `interpolate`. With `history` generators also play against
     past discriminators (He et al., 2019): the present trunk with the running mean of the last layers, which is taken
     after every tenth of a client's steps and averaged like the networks. With `single` the task has one generator and
-    one discriminator. Subclasses may set `history` and `single`, as fields or not, and override `weight_prior`.
-    """
+    one discriminator. Subclasses may set `history` and `single`, as fields or not, and override `weight_prior`."""
 
     train: Chain = ADAM
     interpolate: Fraction = 0.0

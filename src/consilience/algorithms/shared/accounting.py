@@ -16,8 +16,7 @@ def epsilon(noise: float, cohort: int, clients: int, rounds: int, delta: float =
     Neighbouring federations differ in one client's data. A cohort has a fixed size, so a sum changes by up to 2, and
     the accountants' noise multiplier (deviation by sensitivity) is noise/2. ε is the smaller of two bounds: the Rényi
     divergences of sampling without replacement (Wang, Balle & Kasiviswanathan, 2019), and the exact one of Gaussian
-    noise without sampling, which is smaller where all clients take part or noise is small.
-    """
+    noise without sampling, which is smaller where all clients take part or noise is small."""
     if not (noise >= 0 and 0 < delta < 1 and 0 <= cohort <= clients and rounds >= 0):
         raise ConfigError(
             "noise must not be negative, delta must lie in (0, 1) and cohort must not exceed clients, "

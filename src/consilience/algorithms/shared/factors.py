@@ -28,8 +28,7 @@ class Factors(Algorithm):
 
     `infer` finds each client's tilted distribution. `damping` is δ; None is 1/K for the K clients of a round. `clip`
     limits the length of Δ_k's natural parameters. `prior` is the precision of p₀ = N(0, 1/prior), a factor that the
-    server holds: q = p₀ · Π sites.
-    """
+    server holds: q = p₀ · Π sites."""
 
     infer: Tilted = Identity()
     server: ServerOptimizer = Momentum()
