@@ -34,7 +34,6 @@ class Ensemble(OneShot):
         return "Ensemble by class" if self.by_class else "Ensemble"
 
     def adapt(self, task: Task, seed: int) -> Task:
-        """The same task; an error without labels, or by class without classes."""
         task.need_labels()
         if self.by_class and task.kind != "classification":
             raise TaskError(f"an ensemble by class needs class labels, but the task is {task.kind}")
@@ -57,7 +56,6 @@ class Ensemble(OneShot):
         return Server(theta, labels, known)
 
     def posterior(self, server: Server) -> Mixture:
-        """All trained networks."""
         trained = server.known[:, 0] > 0
         if not bool(trained.any()):
             return Mixture.of(server.theta[:1])

@@ -48,7 +48,6 @@ class FedEP(Factors):
         return Server(server.q * (new.factor / old.factor), server.memory)
 
     def audit(self, server: Server, states: Iterable[Client]) -> dict[str, float]:
-        """The distance of q from p₀ Π q_k, relative to its length; an error where it must be 0."""
         plain = isinstance(self.server, Momentum) and not self.server.momentum and self._on_sites == self.server
         sites = (group.factor for group in states)
         return {"q_apart_from_sites": gap_to_product("q", server.q, self.before(server.q.eta), sites, required=plain)}

@@ -80,7 +80,6 @@ class FedNP(Averaging):
     damping: Share | None = None
 
     def adapt(self, task: Task, seed: int) -> Task:
-        """Append the network of f and the natural-parameter network."""
         task.need_labels()
         predicted, head = layer_weights(task, self.layer), task.module.get_submodule(str(task.main.head))
         with keys.seeded(seed, purpose="networks"):
@@ -159,10 +158,8 @@ class FedNP(Averaging):
         return Gaussian.of(mu.detach(), 1 / v.detach().clamp_min(LEAST * self.epsilon))
 
     def facts(self, server: Server) -> dict[str, float]:
-        """The mean and standard deviation of z, averaged over coordinates."""
         return {"z_mean": float(server.q.mean.mean()), "z_sd": float(server.q.variance.sqrt().mean())}
 
     def audit(self, server: Server, states: Iterable[Client]) -> dict[str, float]:
-        """The distance of q from p₀ Π q_k, relative to its length; an error if it exceeds rounding."""
         p0 = Gaussian(torch.zeros_like(server.q.eta), torch.ones_like(server.q.lam))
         return {"q_apart_from_sites": gap_to_product("q(z)", server.q, p0, (group.site for group in states))}

@@ -66,7 +66,6 @@ class PFNM(OneShot):
         return self.how.name
 
     def adapt(self, task: Task, seed: int) -> Task:
-        """The same task; an error if the module is not a chain of layers."""
         Stack.of(task.module)
         return task
 
@@ -133,9 +132,7 @@ class PFNM(OneShot):
         return Point(server.theta)
 
     def network(self, task: Task, server: Server) -> Task:
-        """The task with the inferred widths."""
         return task.with_module(server.wide.rebuilt(task.module))
 
     def facts(self, server: Server) -> dict[str, float]:
-        """The number of hidden units of the global network."""
         return {"width": float(server.widths.sum())}

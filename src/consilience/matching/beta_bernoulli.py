@@ -40,11 +40,9 @@ class BetaBernoulli(Clusterer):
         return "PFNM"
 
     def prior(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """(μ₀/σ₀², 1/σ₀²)."""
         return mean / self.prior_variance, torch.full_like(mean, 1 / self.prior_variance)
 
     def evidence(self, precision: Tensor) -> Tensor:
-        """1/σ² for a plain observation."""
         return precision / self.variance
 
     def popularity(self, m: Tensor, clients: int) -> Tensor:

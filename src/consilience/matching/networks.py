@@ -42,7 +42,6 @@ class Matched:
 
     @property
     def widths(self) -> list[int]:
-        """Units of every hidden layer."""
         return [len(weight) for weight, _ in self.layers[:-1]]
 
 

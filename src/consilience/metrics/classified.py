@@ -32,7 +32,6 @@ class Classified:
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, real: Dataset) -> dict[str, float]:
-        """{"classifier_score", "classes", "classifier_distance"}."""
         check_some(samples)
         _, true = self._read(examples(real, self.count).to(samples.device))
         read = finite(samples)

@@ -36,7 +36,6 @@ class InceptionDistance:
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, real: Dataset) -> dict[str, float]:
-        """{"fid"}."""
         if min(len(samples), known := min(len(real), self.count)) < 2:
             raise DataError(f"FID needs two images of either kind, got {len(samples)} generated and {known} real")
         if len(finite(samples)) < len(samples):

@@ -27,7 +27,6 @@ class GaussianLinear(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, mean: Tensor, var: Tensor) -> Pair:
-        """Inputs [..., inputs] to outputs [..., outputs]."""
         return F.linear(mean, self.weight, self.bias), F.linear(var, self.weight.square())
 
 

@@ -32,7 +32,6 @@ class Options:
     announce: Callable[[str, int], None] | None = None
 
     def command(self, name: str) -> str:
-        """The command that runs the recipe."""
         return f"consilience reproduce {name}" + (" --quick" if self.quick else "")
 
     def tell(self, method: str, seed: int) -> None:

@@ -165,7 +165,6 @@ class Images:
         return int(self.train.batches(federation.sizes.double()).max())
 
     def recipe(self, title: str, seeds: int) -> Recipe:
-        """The recipe of this experiment."""
         return Recipe(self.name, title, self.run, seeds=seeds)
 
 

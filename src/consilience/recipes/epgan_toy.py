@@ -76,7 +76,6 @@ class Protocol:
     warm: int
 
     def method(self, method: Algorithm) -> Method:
-        """The method with these epochs."""
         first, then = (with_epochs(method, epochs) for epochs in (self.warm, self.epochs))
         return then if self.warm == self.epochs else Switch(first, then, at=1)
 

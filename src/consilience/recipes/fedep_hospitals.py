@@ -49,7 +49,6 @@ class Reference:
         return cls(mean, sd, stored["features"])
 
     def errors(self, run: Run) -> dict[str, float]:
-        """The errors of a run's posterior."""
         belief = run.posterior
         off = (belief.mean - self.mean).abs() / self.sd
         found = {"mean error": float(off.mean()), "worst mean error": float(off.max())}

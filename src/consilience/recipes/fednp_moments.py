@@ -79,7 +79,6 @@ class Span:
     variance: float
 
     def draw(self, seed: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """f, m and s in float64."""
         made = torch.Generator().manual_seed(seed)
         f, s = torch.rand(2, count, generator=made, dtype=torch.float64)
         m = torch.randn(count, generator=made, dtype=torch.float64)

@@ -136,7 +136,6 @@ class Study:
         return Panels(title, f"Means over {seeds} seeds." if seeds > 1 else "One seed.", panels)
 
     def recipe(self, seeds: int) -> Recipe:
-        """The recipe of this study."""
         return Recipe(self.name, self.title, self.run, seeds=seeds)
 
 

@@ -41,7 +41,6 @@ class Case:
 
     @property
     def slug(self) -> str:
-        """The name of the file with its scores."""
         return f"{self.split}-{self.clients}-{'x'.join(map(str, self.hidden))}-{self.seed}"
 
 
@@ -57,12 +56,10 @@ class Trained:
 
     @property
     def task(self) -> Task:
-        """A client's task."""
         return self.ensemble.task
 
     @property
     def inputs(self) -> Sequence[int]:
-        """The shape of an example."""
         return self.data.train.x.shape[1:]
 
     @property

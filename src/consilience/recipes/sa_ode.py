@@ -42,7 +42,6 @@ class Measured(Regression):
     """Each use of a target adds new noise, y + N(0, SIGMA²), which does not cancel over an epoch."""
 
     def loss_one(self, theta: Tensor, batch: Batch) -> Tensor:
-        """The mean loss of a batch with new targets."""
         return super().loss_one(
             theta, replace(batch, y=batch.y + SIGMA * self.likelihood.draw(torch.zeros_like(batch.y), batch.key))
         )

@@ -99,7 +99,6 @@ class Comparison:
         return tables
 
     def print(self) -> None:
-        """Print the tables."""
         console = Console(markup=False)
         for table in self.tables(console.width):
             console.print(table)

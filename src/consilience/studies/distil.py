@@ -22,7 +22,6 @@ class Imitation(Categorical):
     """Cross-entropy −Σ_c t_c log softmax(f(x))_c to a teacher's probabilities t."""
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy to the teacher."""
         return -(y * F.log_softmax(output, dim=-1)).sum(-1)
 
     def check(self, output: Tensor, data: Dataset) -> None:

@@ -127,7 +127,6 @@ class EPPlayers(Players):
         return {"sites_precision": float(server.sites.lam.mean()) * self.scale**2}
 
     def audit(self, server: Server, states: Iterable[Gaussian]) -> dict[str, float]:
-        """The distance of the server's product from that of all sites, relative to its norm; an error unless small."""
         product = Gaussian.flat(server.sites.eta)
         for group in states:
             product = product * group.product()

@@ -36,14 +36,12 @@ class F2A(ServerGenerator):
     beta: NonNegative = 0.1
 
     def start(self, task: Adversarial, info: Info) -> Server:
-        """The initial weights, and λ = 1."""
         size, sharpness = task.slice(MAIN).stop, info.initial.new_ones(1)
         generator, discriminator = info.initial[:size].clone(), info.initial[size:].clone()
         memory = self.generator.memory(torch.cat([generator, sharpness]).unsqueeze(0))
         return Server(generator, sharpness, discriminator.unsqueeze(0), memory)
 
     def client(self, task: Adversarial, info: Info, n: Tensor) -> Point:
-        """The initial discriminator for every client [K, D]."""
         return Point(info.initial[task.slice(MAIN).stop :].repeat(len(n), 1))
 
     def message(self, server: Server, ids: object) -> Point:
@@ -60,7 +58,6 @@ class F2A(ServerGenerator):
         return replace(server, discriminators=update.theta)
 
     def advance(self, task: Adversarial, server: Server, key: Tensor) -> Server:
-        """Train the generator and λ."""
         theta = torch.cat([server.generator, server.sharpness]).unsqueeze(0)
         memory = tuple(part.clone() for part in server.memory)
         for now in self.generate(self.generator_loss, task, theta, memory, key, (server.discriminators,)):

@@ -38,7 +38,6 @@ class FedAvgGAN(ServerGenerator):
         return Server(generator, discriminator, self.generator.memory(generator.unsqueeze(0)))
 
     def message(self, server: Server, ids: object) -> Point:
-        """Both networks."""
         return Point(torch.cat([server.generator, server.discriminator]))
 
     def local(self, task: Adversarial, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
@@ -49,7 +48,6 @@ class FedAvgGAN(ServerGenerator):
         return replace(server, discriminator=server.discriminator + update.mean.theta)
 
     def advance(self, task: Adversarial, server: Server, key: Tensor) -> Server:
-        """Train the generator."""
         theta, memory = server.generator.unsqueeze(0).clone(), tuple(part.clone() for part in server.memory)
         for _ in self.generate(generator_loss, task, theta, memory, key, (server.discriminator,)):
             pass
