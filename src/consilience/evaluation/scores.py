@@ -89,9 +89,9 @@ def evaluate(
         check_unlabelled(task, outside)
     federation = test if isinstance(test, Federation) else None
     data = test.data if isinstance(test, Federation) else test
-    parts = (
-        [federation.indices(c) for c in range(len(federation))] if federation is not None else [torch.arange(len(data))]
-    )
+    parts = [torch.arange(len(data))]
+    if federation is not None:
+        parts = [federation.indices(c) for c in range(len(federation))]
     beliefs = [belief(c) if callable(belief) else belief for c in range(len(parts))]
     targets = {
         c: data.targets(part.to(data.y.device), task.dtype).to(task.device) for c, part in enumerate(parts) if len(part)
@@ -108,14 +108,9 @@ def evaluate(
     scores, bins, entropies = overall(found, 0)
     clients: list[dict[str, Any]] = []
     if isinstance(test, Federation):
-        clients = [
-            {
-                "name": test.name(c),
-                "examples": len(parts[c]),
-                "metrics": task.likelihood.scores(mean, targets[c], variance),
-            }
-            for c, (mean, variance) in found.items()
-        ]
+        for c, (mean, variance) in found.items():
+            own = task.likelihood.scores(mean, targets[c], variance)
+            clients.append({"name": test.name(c), "examples": len(parts[c]), "metrics": own})
     name = None if outside is None else outside.name
     point = Evaluation(scores, None, clients, bins, None, entropies, outside=name, belief=type(beliefs[0]).__name__)
     if not all(isinstance(belief, Gaussian) for belief in beliefs):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core import Count, Positive, Range, Ranges, Size, check_types
+from consilience.core import Count, Positive, Range, Ranges, Size
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
 
 SAME = 1e-12  # of the objective: a sweep that changes it less has converged
@@ -31,9 +31,6 @@ class BetaBernoulli(Clusterer):
     mass: Positive = 1.0
     sweeps: Size = 5
     limit: Count = 700
-
-    def __post_init__(self) -> None:
-        check_types(self)
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from consilience.core.records import record
+from consilience.core import check_types, record
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,9 @@ class Clusters:
 
 class Clusterer(ABC):
     """Infers which units of different clients are the same."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @property
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from consilience.core import ConfigError, Count, Positive, Range, Ranges, check_types
+from consilience.core import ConfigError, Count, Positive, Range, Ranges
 from consilience.matching.clusters import Clusterer, Clusters, Known, Units
 
 FAINT = 1e-6  # precision of a prior that matters only without observations
@@ -22,9 +22,6 @@ class DPMeans(Clusterer):
     penalty: Positive = 10.0
     sweeps: Count = 20
     limit: Count = 700
-
-    def __post_init__(self) -> None:
-        check_types(self)
 
     @property
     def name(self) -> str:

@@ -80,6 +80,12 @@ def dcgan_discriminator(inputs: Sequence[int], width: int = 64) -> nn.Sequential
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * end**2, 1))
 
 
+def need_images(name: str, shape: Sequence[int]) -> None:
+    """Refuse examples that are not images."""
+    if len(shape) != 3:
+        raise ConfigError(f"{name} needs images [channels, height, width], got examples of shape {tuple(shape)}")
+
+
 def _at_least_one(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
@@ -92,8 +98,7 @@ def _norm(channels: int) -> nn.Module:
 
 def _steps(name: str, shape: Sequence[int]) -> tuple[int, int]:
     """The (s, m) of a side s · 2^m with 4 ≤ s ≤ 7 and m ≥ 1."""
-    if len(shape) != 3:
-        raise ConfigError(f"{name} needs images [channels, height, width], got examples of shape {tuple(shape)}")
+    need_images(name, shape)
     _, height, width = shape
     steps = height.bit_length() - 3
     if height != width or steps < 1 or height % 2**steps:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from consilience.core.errors import ConfigError
+from consilience.models.gan import need_images
 
 
 class Block(nn.Module):
@@ -27,8 +28,7 @@ class Block(nn.Module):
 
 def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
     """ResNet-18 with a 3×3 stem and no first pooling, for images of about 24 to 64 pixels."""
-    if len(inputs) != 3:
-        raise ConfigError(f"resnet18 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
+    need_images("resnet18", inputs)
     layers: list[nn.Module] = [nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()]
     before = width
     for stage in range(4):
@@ -56,8 +56,7 @@ def resnet9(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 
     In place of the original's BatchNorm, whose statistics do not federate, it has GroupNorm, as `resnet18`. The last
     pooling takes the maximum over the whole image, which at 32 pixels is the original's 4×4. The linear layer has a
     bias instead of a fixed factor of 1/8."""
-    if len(inputs) != 3:
-        raise ConfigError(f"resnet9 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
+    need_images("resnet9", inputs)
     if min(inputs[1:]) < 8:
         raise ConfigError(f"images of {inputs[1]}×{inputs[2]} are too small for resnet9: it needs 8×8 or more")
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import nn
 
 from consilience.core.errors import ConfigError
-from consilience.models.gan import Pair, dcgan, mlp_gan
+from consilience.models.gan import Pair, dcgan, mlp_gan, need_images
 from consilience.models.resnet import resnet9, resnet18
 from consilience.models.text import bag_of_words
 
@@ -28,8 +28,7 @@ def mlp(inputs: Sequence[int], outputs: int, hidden: Sequence[int] = (200,), dro
 
 def cnn(inputs: Sequence[int], outputs: int, channels: Sequence[int] = (32, 64), hidden: int = 128) -> nn.Module:
     """3×3 convolutions with ReLU, one 2×2 pooling, one hidden layer: the CNN of the EMNIST benchmarks."""
-    if len(inputs) != 3:
-        raise ConfigError(f"cnn needs images [channels, height, width], got examples of shape {tuple(inputs)}")
+    need_images("cnn", inputs)
     depth, height, width = inputs
     layers: list[nn.Module] = []
     for after in channels:
@@ -49,8 +48,7 @@ def lenet5(inputs: Sequence[int], outputs: int) -> nn.Module:
     Two 5×5 convolutions (6 and 16 channels), each with ReLU and 2×2 max pooling, then layers of 120 and 84. Images
     below 32 pixels get a border of 2, so 28×28 is the paper's 32×32. The paper has tanh, pooling with weights, a
     second convolution that sees a part of the channels, and radial basis functions at the end."""
-    if len(inputs) != 3:
-        raise ConfigError(f"lenet5 needs images [channels, height, width], got examples of shape {tuple(inputs)}")
+    need_images("lenet5", inputs)
     depth, *sides = inputs
     border = 2 if min(sides) < 32 else 0
     height, width = (((side + 2 * border - 4) // 2 - 4) // 2 for side in sides)
