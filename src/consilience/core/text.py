@@ -5,19 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 SHORT = {
-    "accuracy": "accuracy",
-    "nll": "NLL",
-    "ece": "ECE",
-    "brier": "Brier",
-    "mse": "MSE",
-    "rmse": "RMSE",
-    "mae": "MAE",
-    "r2": "R²",
-    "micro_f1": "micro F1",
-    "macro_f1": "macro F1",
-    "fid": "FID",
-    "d_mse": "D-MSE",
-}
+    "accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier", "mse": "MSE", "rmse": "RMSE", "mae": "MAE",
+    "r2": "R²", "micro_f1": "micro F1", "macro_f1": "macro F1", "fid": "FID", "d_mse": "D-MSE",
+}  # fmt: skip
 LONG = {
     "loss": "Training loss",
     "accuracy": "Accuracy",

@@ -65,13 +65,8 @@ class Federation:
         silos = {name: Dataset.of(silo) for name, silo in silos.items()}
         _check_alike(silos)
         first = next(iter(silos.values()))
-        data = replace(
-            first,
-            x=torch.cat([silo.x for silo in silos.values()]),
-            y=torch.cat([silo.y for silo in silos.values()]),
-            groups={},
-            group_names={},
-        )
+        x, y = (torch.cat([getattr(silo, name) for silo in silos.values()]) for name in "xy")
+        data = replace(first, x=x, y=y, groups={}, group_names={})
         sizes = torch.tensor([len(silo) for silo in silos.values()])
         owner = torch.arange(len(silos)).repeat_interleave(sizes)
         return cls.from_owner(data, owner, names=tuple(silos), how=how)

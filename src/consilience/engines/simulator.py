@@ -207,14 +207,8 @@ class Simulation(Session):
         assert self.plan is not None
         share = Share()
         for part in chunks(ids, self.plan.chunk):
-            done = compute(
-                self._algorithm,
-                self.task,
-                part_of(message, part),
-                rows(states, part),
-                self._cohort(ids[part], round, limit),
-                self._kept_on,
-            )
+            own, cohort = (part_of(message, part), rows(states, part)), self._cohort(ids[part], round, limit)
+            done = compute(self._algorithm, self.task, *own, cohort, self._kept_on)
             share = share.merge(done, self._algorithm.additive)
         return share
 

@@ -41,15 +41,8 @@ class Share:
             states = _join(self.states, other.states)
             notes = {name: torch.cat([value, other.notes[name]]) for name, value in self.notes.items()}
         counts = {g: self.guards.get(g, 0) + other.guards.get(g, 0) for g in {**self.guards, **other.guards}}
-        return Share(
-            update,
-            states,
-            self.accepted + other.accepted,
-            self.rejected | other.rejected,
-            notes,
-            counts,
-            self.bytes_up + other.bytes_up,
-        )
+        accepted, rejected = self.accepted + other.accepted, self.rejected | other.rejected
+        return Share(update, states, accepted, rejected, notes, counts, self.bytes_up + other.bytes_up)
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -71,32 +71,19 @@ def image_parquet(
 
 def cifar10(root: Path) -> Data:
     """Ten classes of 32×32 colour photographs, 50,000 + 10,000."""
-    return _cifar(
-        root / "cifar10",
-        "https://huggingface.co/datasets/uoft-cs/cifar10",
-        10,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
-    )
+    return _cifar(root / "cifar10", 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
 
 def cifar100(root: Path) -> Data:
     """A hundred classes of 32×32 colour photographs; the group "coarse" joins them to twenty."""
-    return _cifar(
-        root / "cifar100",
-        "https://huggingface.co/datasets/uoft-cs/cifar100",
-        100,
-        label="fine_label",
-        groups={"coarse": "coarse_label"},
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
-    )
+    labels = {"label": "fine_label", "groups": {"coarse": "coarse_label"}}
+    return _cifar(root / "cifar100", 100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), **labels)
 
 
-def _cifar(folder: Path, source: str, classes: int, **options: Any) -> Data:
+def _cifar(folder: Path, classes: int, **options: Any) -> Data:
     sets = []
     for split in ("train", "test"):
-        files = shards(folder, split, source)
+        files = shards(folder, split, f"https://huggingface.co/datasets/uoft-cs/{folder.name}")
         data = image_parquet(files, image="img", name=folder.name, **options)
         top = int(data.y.max()) if len(data) else 0
         if data.x.shape[1:] != (3, 32, 32) or top >= classes:

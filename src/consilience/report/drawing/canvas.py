@@ -47,31 +47,15 @@ DASHED: Any = (0, (3, 2))
 WIDTH = 3.9  # inches of a usual drawing
 FEW = 12  # points that are drawn as dots, clients that fit into a usual drawing
 NAME = 22  # characters of a name beside an axis
+# No mathematics in text: a client may be called "$x".
 STYLE: dict[Any, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": GRID,
-    "axes.grid": True,
-    "axes.labelcolor": MUTED,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "font.size": 9.5,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
-    "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-    "text.color": INK,
-    "text.parse_math": False,  # a client may be called "$x"
-    "xtick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.color": GRID,
-    "ytick.labelcolor": MUTED,
-    "ytick.left": False,
-}
+    "axes.axisbelow": True, "axes.edgecolor": GRID, "axes.grid": True, "axes.labelcolor": MUTED,
+    "axes.spines.right": False, "axes.spines.top": False, "axes.titlelocation": "left", "axes.titlesize": 10,
+    "axes.titleweight": "bold", "font.size": 9.5, "grid.color": GRID, "grid.linewidth": 0.8, "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round", "pdf.fonttype": 42, "svg.fonttype": "none", "text.color": INK,
+    "text.parse_math": False, "xtick.color": GRID, "xtick.labelcolor": MUTED, "ytick.color": GRID,
+    "ytick.labelcolor": MUTED, "ytick.left": False,
+}  # fmt: skip
 
 
 def series(index: int) -> str:
