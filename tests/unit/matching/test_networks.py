@@ -8,7 +8,7 @@ from consilience.core.errors import DataError
 from consilience.matching import BetaBernoulli, DPMeans, match, slice_of
 from support.nets import BIAS, conv_net, draws, forward, net, permuted
 
-quick = settings(max_examples=15, deadline=None)
+quick = settings(max_examples=8, deadline=None)
 seeds = st.integers(0, 10_000)
 FLAT = BetaBernoulli(prior_variance=1e8)
 ORIGINALS = {
