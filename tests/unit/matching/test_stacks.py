@@ -176,38 +176,37 @@ def test_channels_that_are_normalised_in_groups_are_refused():
         Stack.of(module).check(predictor(module), vector(module), inputs(6), "Grouped")
 
 
-@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.BatchNorm2d(4)])
-def test_other_parameters_are_refused(norm):
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(16, 2))
-    with pytest.raises(TaskError, match=r"its parameter '1\.weight' belongs to no linear or convolutional layer"):
-        Stack.of(module)
-
-
-def test_frozen_parameters_are_refused():
+def frozen():
     module = mlp()
     module[3].bias.requires_grad_(False)
-    with pytest.raises(TaskError, match=r"its parameter '3\.bias' is frozen"):
-        Stack.of(module)
+    return module
 
 
-def test_weights_that_two_layers_share_are_refused():
-    with pytest.raises(TaskError, match="units of Tied cannot be matched: layers share their weights"):
-        Stack.of(Tied())
+def normalised(norm):
+    return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(16, 2))
 
 
-@pytest.mark.parametrize(("module", "count"), [(nn.Linear(3, 2), 1), (nn.Sequential(nn.Conv2d(1, 2, 3)), 1)])
-def test_one_layer_has_no_hidden_units(module, count):
-    with pytest.raises(TaskError, match=rf"has {count} linear or convolutional layer\(s\): it has no hidden units"):
-        Stack.of(module)
+GROUPED = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 2))
+FOREIGN = r"its parameter '1\.weight' belongs to no linear or convolutional layer"
+SINGLE = r"has 1 linear or convolutional layer\(s\): it has no hidden units"
 
 
-def test_grouped_convolutions_are_refused():
-    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 2))
-    with pytest.raises(TaskError, match="ties its channels in groups"):
-        Stack.of(module)
-
-
-def test_layers_that_do_not_follow_each_other_are_refused():
-    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 2))
-    with pytest.raises(TaskError, match="a layer of 4 units is followed by one that takes 5 inputs"):
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (normalised(nn.GroupNorm(2, 4)), FOREIGN),
+        (normalised(nn.BatchNorm2d(4)), FOREIGN),
+        (frozen(), r"its parameter '3\.bias' is frozen"),
+        (Tied(), "units of Tied cannot be matched: layers share their weights"),
+        (nn.Linear(3, 2), SINGLE),
+        (nn.Sequential(nn.Conv2d(1, 2, 3)), SINGLE),
+        (GROUPED, "ties its channels in groups"),
+        (
+            nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 2)),
+            "a layer of 4 units is followed by one that takes 5 inputs",
+        ),
+    ],
+)
+def test_modules_without_matchable_units_are_refused(module, words):
+    with pytest.raises(TaskError, match=words):
         Stack.of(module)
