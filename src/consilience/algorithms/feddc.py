@@ -12,7 +12,6 @@ from torch import Tensor
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import OneModel
 from consilience.algorithms.shared.corrections import (
-    Message,
     change_of_control,
     exchanged,
     gap_to_mean,
@@ -32,6 +31,14 @@ class Server:
     model: Point
     mean: Client
     clients: Tensor
+
+
+@record
+class Message:
+    """The global weights w and the mean control variate c."""
+
+    w: Tensor
+    c: Tensor
 
 
 @record

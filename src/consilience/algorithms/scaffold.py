@@ -11,7 +11,6 @@ from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared import averaging
 from consilience.algorithms.shared.averaging import Averaging, change
 from consilience.algorithms.shared.corrections import (
-    Message,
     change_of_control,
     exchanged,
     gap_to_mean,
@@ -28,6 +27,14 @@ class Server(averaging.Server):
 
     c: Tensor
     clients: Tensor
+
+
+@record
+class Message:
+    """The global weights w and the mean control variate c."""
+
+    w: Tensor
+    c: Tensor
 
 
 @record

@@ -5,16 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from consilience.core import ConfigError, ConsilienceError, Tree, record, tree_map
+from consilience.core import ConfigError, ConsilienceError, Tree, tree_map
 from consilience.optim import SGD, Chain
-
-
-@record
-class Message:
-    """The global weights w and the mean control variate c."""
-
-    w: Tensor
-    c: Tensor
 
 
 def need_plain_steps(train: Chain, name: str) -> None:
