@@ -157,7 +157,7 @@ COMMANDS = sorted(
         for page in PAGES
         for language, _, text in FENCE.findall(page.read_text())
         if language == "console"
-        for line in text.splitlines()
+        for line in text.replace("\\\n", " ").splitlines()
         if line.startswith("$ ")
     }
 )

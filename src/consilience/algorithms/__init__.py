@@ -31,11 +31,14 @@ from consilience.algorithms.robust import Krum, Median, Robust, Rule, TrimmedMea
 from consilience.algorithms.safl import SAFL
 from consilience.algorithms.scaffold import SCAFFOLD
 from consilience.algorithms.shared.accounting import epsilon
+from consilience.algorithms.shared.averaging import Averaging, change
+from consilience.algorithms.shared.factors import Factors
 from consilience.algorithms.switch import Switch
 
 __all__ = [
-    "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "BayesGAN", "Downpour", "Ensemble",
-    "FedAvg", "FedAvgGAN", "FedBE", "FedDC", "FedDyn", "FedEP", "FedGAN", "FedLA", "FedNP", "FedNova", "FedPA",
-    "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median", "Pooled", "Private", "ProbGAN",
-    "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "epsilon",
+    "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Downpour",
+    "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedDC", "FedDyn", "FedEP", "FedGAN", "FedLA", "FedNP",
+    "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median", "Pooled",
+    "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change",
+    "epsilon",
 ]  # fmt: skip

@@ -98,11 +98,15 @@ def _is_component(hint: Any) -> bool:
 
 def _below(kind: type[Any]) -> dict[str, type]:
     found = {kind.__name__: kind} if is_dataclass(kind) and not inspect.isabstract(kind) else {}
-    package = kind.__module__.partition(".")[0]
     for child in kind.__subclasses__():
-        if child.__module__.partition(".")[0] == package:
+        if _package(child) == _package(kind):
             found |= _below(child)
     return found
+
+
+def _package(kind: type[Any]) -> list[str]:
+    """Such as consilience.algorithms: variants of a method beside a recipe are in another package."""
+    return kind.__module__.split(".")[:2]
 
 
 @cache
