@@ -79,7 +79,9 @@ def kinds_of(hint: Any) -> dict[str, type]:
     if len(options) != 1:
         parts = [kinds_of(option) for option in options]
         return {name: kind for part in parts for name, kind in part.items()} if all(parts) else {}
-    return _below(options[0]) if _is_component(options[0]) else {}
+    if not _is_component(kind := options[0]):
+        return {}
+    return _below(kind, kind.__module__.rpartition(".")[0] or kind.__module__)
 
 
 @cache
@@ -96,17 +98,12 @@ def _is_component(hint: Any) -> bool:
     return inspect.isclass(hint) and (is_dataclass(hint) or inspect.isabstract(hint))
 
 
-def _below(kind: type[Any]) -> dict[str, type]:
+def _below(kind: type[Any], package: str) -> dict[str, type]:
     found = {kind.__name__: kind} if is_dataclass(kind) and not inspect.isabstract(kind) else {}
     for child in kind.__subclasses__():
-        if _package(child) == _package(kind):
-            found |= _below(child)
+        if f"{child.__module__}.".startswith(f"{package}."):
+            found |= _below(child, package)
     return found
-
-
-def _package(kind: type[Any]) -> list[str]:
-    """Such as consilience.algorithms: variants of a method beside a recipe are in another package."""
-    return kind.__module__.split(".")[:2]
 
 
 @cache
