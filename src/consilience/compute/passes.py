@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 Handler = Callable[..., Any]
 """Called in place of a function of torch, with (the pass, the function, its arguments)."""
-HANDLERS: dict[Any, Handler] = {}
+HANDLERS: dict[str, Handler] = {}
+"""By the functions' names: the compiler, inside of `vmap`, does not find all of them by themselves."""
 Moments = tuple[Tensor, Tensor]
 """The mean and variance [C] of a batch."""
 
@@ -24,7 +25,7 @@ def handles(*functions: Any) -> Callable[[Handler], Handler]:
     """Register a handler of functions of torch."""
 
     def register(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(functions, handler))
+        HANDLERS.update(dict.fromkeys((function.__name__ for function in functions), handler))
         return handler
 
     return register
@@ -58,10 +59,16 @@ class Pass(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        handler = HANDLERS.get(func)
+        handler = HANDLERS.get(getattr(func, "__name__", ""))
         if handler is None:
             return func(*args, **(kwargs or {}))
         return handler(self, func, *args, **(kwargs or {}))
+
+
+@handles(Tensor.unflatten)
+def _unflatten(run: Pass, func: Any, x: Tensor, dim: int, sizes: Any) -> Tensor:
+    """As a function: inside of a pass the compiler cannot follow the method."""
+    return torch.unflatten(x, dim, sizes)
 
 
 def in_cohort(*tensors: Tensor | None) -> bool:

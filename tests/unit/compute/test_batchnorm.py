@@ -194,7 +194,9 @@ def test_averaged_statistics_predict_without_a_federation_and_survive_bayes():
 
 def test_fedbn_keeps_norm_layers_at_the_clients():
     fed = federation(dtype=torch.float32)
-    run = cs.fit(cs.FedBN(cs.SGD(lr=0.05, epochs=2)), cs.Classification(net()), fed, rounds=3, progress=False)
+    run = cs.fit(
+        cs.algorithms.FedBN(cs.SGD(lr=0.05, epochs=2)), cs.Classification(net()), fed, rounds=3, progress=False
+    )
     first, second = (run.task.release(run.personal(c).mean) for c in (0, 1))
     for ours, theirs, name in zip(first.parameters(), second.parameters(), dict(net().named_parameters()), strict=True):
         assert torch.equal(ours, theirs) != name.startswith(("1.", "5."))
@@ -207,10 +209,15 @@ def test_fedbn_with_one_client_is_fedavg():
     train = cs.SGD(lr=0.05, epochs=2)
     task = cs.Classification(net(), batch_norm="averaged")
     theirs = cs.fit(cs.FedAvg(train), task, fed, rounds=2, progress=False).posterior.mean
-    ours = cs.fit(cs.FedBN(train), cs.Classification(net()), fed, rounds=2, progress=False).personal(0).mean
+    ours = cs.fit(cs.algorithms.FedBN(train), cs.Classification(net()), fed, rounds=2, progress=False).personal(0).mean
     torch.testing.assert_close(ours, theirs)
 
 
 def test_fedbn_without_batchnorm_is_refused():
     with pytest.raises(TaskError, match="use FedAvg"):
-        cs.fit(cs.FedBN(), cs.Classification(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), federation(), rounds=1)
+        cs.fit(
+            cs.algorithms.FedBN(),
+            cs.Classification(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))),
+            federation(),
+            rounds=1,
+        )

@@ -11,7 +11,7 @@ from consilience.core.errors import TaskError
 from consilience.core.records import rows
 from consilience.data import Dataset
 from consilience.data.batch import Batch
-from consilience.tasks.supervised import Classification, Regression
+from consilience.tasks.supervised import Classification
 
 
 def batch(clients, size, *shape, classes=3, seed=0):
