@@ -1,0 +1,102 @@
+"""A plain function as a loss: enough to train, and to score by itself and by own metrics."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from consilience.core import DataError, TaskError
+from consilience.data.dataset import Dataset
+from consilience.tasks.likelihoods.base import Likelihood
+
+
+@dataclass(frozen=True)
+class Function(Likelihood):
+    """`loss(output, y)` returns the losses [B] of each example, or one number for the batch.
+
+    `batch` says whether the losses of examples depend on each other; None leaves it to `check`, which tries.
+    `predict(output)` returns a quantity [B, ...] that may be averaged over networks, such as a probability. With `raw`,
+    predictions are the outputs themselves, which the loss can score."""
+
+    kind = "own-loss"
+    trees = True
+    probed = 8
+    loss: Callable[[Any, Any], Tensor]
+    batch: bool | None = None
+    predict: Callable[[Any], Tensor] | None = None
+    raw: bool = False
+
+    @property
+    def whole_batch(self) -> bool:
+        return bool(self.batch)
+
+    @property
+    def averages(self) -> bool:
+        return self.predict is not None and not self.raw
+
+    @property
+    def of_outputs(self) -> Self:
+        return replace(self, raw=True)
+
+    def losses(self, output: Any, y: Tensor) -> Tensor:
+        return self.loss(output, y)
+
+    def draw(self, output: Any, key: Tensor) -> Tensor:
+        raise TaskError(
+            "a plain loss function has no distribution to draw targets from, which Fisher information needs: use a "
+            "method that needs gradients only, or give cs.Supervised a likelihood"
+        )
+
+    def predictive(self, output: Any) -> Any:
+        return self.predict(output) if self.predict is not None and not self.raw else output
+
+    def shown(self, prediction: Any) -> Any:
+        return self.predict(prediction) if self.raw and self.predict is not None else prediction
+
+    def scores(self, prediction: Any, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
+        """The mean loss of outputs. The loss of a quantity that `predict` returns is not defined."""
+        return {} if self.averages else {"loss": self.losses(prediction, y).double().mean().item()}
+
+    def check(self, output: Any, data: Dataset) -> None:
+        """Targets are the function's own affair."""
+
+    def decided(self, output: Any, y: Tensor, name: str) -> Self:
+        """This loss with `batch` found by trying it on examples; an error if it does not return what it must."""
+        try:
+            found = self.loss(output, y)
+        except Exception as error:
+            raise TaskError(f"the loss cannot take the module's output and the targets of {name}: {error}") from error
+        if not isinstance(found, Tensor) or not (found.dim() == 0 or found.shape == (len(y),)):
+            got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise TaskError(
+                f"the loss must return a loss for each of {len(y)} examples, [{len(y)}], or one number for the batch, "
+                f"and it returns {got}"
+            )
+        if not bool(found.isfinite().all()):
+            raise DataError(f"the loss of the first {len(y)} examples of {name} is not finite: {found.tolist()}")
+        mixes = found.dim() == 0 or self._mixes(output, y, found)
+        if self.batch is False and mixes:
+            raise TaskError(
+                "batch=False says that each example has its own loss, and the loss of one depends on others: return "
+                "losses [B] of each example alone, or leave batch out"
+            )
+        return replace(self, batch=mixes if self.batch is None else self.batch)
+
+    def _mixes(self, output: Any, y: Tensor, found: Tensor) -> bool:
+        """Whether the first example's loss changes when the output of the second is another, or nan."""
+        if len(y) < 2:
+            return False
+        for change in (lambda row: 2 * row + 1, lambda row: row * torch.nan):
+
+            def changed(leaf: Any, change: Callable[[Tensor], Tensor] = change) -> Any:
+                if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.shape[:1] != found.shape:
+                    return leaf
+                return torch.cat([leaf[:1], change(leaf[1:2]), leaf[2:]])
+
+            first = self.loss(tree_map(changed, output), y)[0]
+            if not torch.allclose(first, found[0], rtol=1e-5, atol=1e-8):
+                return True
+        return False
