@@ -39,7 +39,7 @@ def predict_batches(
 ) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
     """(rows, predictive means, their variance over networks where scores need it), batch by batch."""
     networks, spreads = draws(belief, samples), isinstance(task, Supervised) and task.likelihood.spreads
-    for rows in index.split(_rows(task, networks, data, index, batch_size)):
+    for rows in torch.split(index, _rows(task, networks, data, index, batch_size)):
         made = predict_each(task, networks, data.inputs(rows.to(data.x.device), task.dtype))
         variance = variance_over(belief, networks, made) if spreads else None
         yield rows, combine(networks, made), variance
@@ -84,7 +84,7 @@ def _rows(task: Task, networks: Mixture, data: Dataset, index: Tensor, batch_siz
     if not len(index) or not isinstance(task, Supervised) or not task.likelihood.streams:
         return batch_size
     one = task.predict(networks.theta[0], data.inputs(index[:1].to(data.x.device), task.dtype).to(task.device))
-    each = sum(leaf.numel() for leaf in tree_leaves(one)) * len(networks.theta)
+    each: int = sum(leaf.numel() for leaf in tree_leaves(one)) * len(networks.theta)
     return max(1, min(batch_size, AT_ONCE // max(each, 1)))
 
 

@@ -133,9 +133,7 @@ def _averages(task: Task, own: Sequence[Metric]) -> bool:
     return task.likelihood.averages and bool(own)
 
 
-def _score(
-    found: Tallied, outside: Tensor | None
-) -> tuple[dict[str, float], dict[str, Any] | None, Entropies | None]:
+def _score(found: Tallied, outside: Tensor | None) -> tuple[dict[str, float], dict[str, Any] | None, Entropies | None]:
     """Scores, reliability bins and entropies of all clients' predictions together."""
     scores, tally = found.scores(), found.tally
     if not isinstance(tally, Predictions) or not tally.of_classes:

@@ -24,7 +24,7 @@ def concordance(risk: Tensor, y: Tensor) -> float:
     those of a later time, and with those that were censored at the same time."""
     risk, (time, event) = risk.detach().cpu().double(), y.detach().cpu().double().unbind(-1)
     right, pairs = 0.0, 0
-    for rows in torch.arange(len(risk))[event > 0].split(AT_ONCE):
+    for rows in torch.split(torch.arange(len(risk))[event > 0], AT_ONCE):
         t, r = time[rows, None], risk[rows, None]
         comparable = (time > t) | ((time == t) & (event == 0))
         right += float((comparable & (r > risk)).sum() + 0.5 * (comparable & (r == risk)).sum())

@@ -14,6 +14,7 @@ from consilience.core.version import __version__
 from consilience.data import Dataset, Federation
 from consilience.engines import Engine, Simulator
 from consilience.evaluation.uncertainty import check_unlabelled
+from consilience.metrics import Metrics, as_metrics, directions
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.identity import describe, identity
 from consilience.runs.loop import Loop
@@ -38,6 +39,7 @@ def fit(
     engine: Engine | None = None,
     evaluate_every: Count | None = None,
     callbacks: Sequence[Callback] = (),
+    metrics: Metrics = (),
     progress: bool = True,
     debug: bool = False,
 ) -> Run:
@@ -45,7 +47,8 @@ def fit(
 
     With `out`, a path or a `Storage`, the run is a directory: metrics.jsonl, checkpoints, evaluation.json. With
     `resume` it continues from its last checkpoint, to the result of an uninterrupted run. `evaluate_every` None
-    evaluates ten times. `outside` is out-of-distribution data, used to score the final model's uncertainty. After every
+    evaluates ten times. `metrics` are scores of your own: functions of (prediction, y) by name, or a list of `Metric`.
+    `outside` is out-of-distribution data, used to score the final model's uncertainty. After every
     round each of `callbacks` is called with the `Run` so far and the round's line (see `Callback`). With `debug` the
     algorithm audits its own state every round. A run in which no update was accepted ends with an error.
     """
@@ -54,7 +57,7 @@ def fit(
     engine = engine or Simulator()
     settings = Settings(
         rounds, cohort or len(federation), seed, Storage.of(out), test, outside, evaluate_every or max(1, rounds // 10),
-        callbacks, progress, debug,
+        callbacks, progress, debug, as_metrics(metrics),
     )  # fmt: skip
     stages = _stages(algorithm, task, federation, rounds, seed)
     facts = _facts(algorithm, stages, settings, engine.precision)
@@ -116,6 +119,7 @@ def _stages(method: Method, task: Task, federation: Federation, rounds: int, see
 def _facts(method: Method, stages: list[Stage], settings: Settings, precision: str) -> dict[str, Any]:
     """The content of run.json before the first round."""
     task, federation = stages[0].task, stages[0].federation
+    own = {"metrics": directions(settings.metrics)} if settings.metrics else {}
     return {
         "algorithm": describe(method),
         "method": method.name,
@@ -127,5 +131,6 @@ def _facts(method: Method, stages: list[Stage], settings: Settings, precision: s
         "engine": "simulator",
         "plans": [None] * len(stages),
         "versions": {"consilience": __version__, "torch": str(torch.__version__)},
+        **own,
         "identity": identity(method, task, federation, settings.cohort, settings.seed, precision),
     }

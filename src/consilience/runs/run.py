@@ -20,6 +20,7 @@ from consilience.engines import Plan, States
 from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
 from consilience.evaluation.predictions import SAMPLES, predict_inputs
 from consilience.evaluation.samples import generate
+from consilience.metrics import Metric, Metrics, as_metrics, directions
 from consilience.runs.directory import RunDirectory
 from consilience.runs.identity import describe
 from consilience.runs.rows import flat, frame
@@ -48,6 +49,7 @@ class Run:
     plan: Plan | None = None
     test: Dataset | Federation | None = None
     latest: Evaluation | None = None
+    metrics: tuple[Metric, ...] = ()
 
     def __repr__(self) -> str:
         return summary(self.algorithm.name, self.federation.data.name, self.history, self.out)
@@ -74,6 +76,8 @@ class Run:
             "federation": federation_facts(self.federation),
             "rounds": len(self.history),
         }
+        if self.metrics:
+            config["metrics"] = directions(self.metrics)
         if self.out is not None and (self.out / "run.json").is_file():
             config = RunDirectory(self.out).facts()  # with a switch
         found = self.evaluation if evaluated else None
@@ -114,21 +118,28 @@ class Run:
         return generate(self.network, [self.posterior], count, samples=samples, seed=seed)
 
     def evaluate(
-        self, test: Dataset | Federation, *, samples: int = SAMPLES, outside: Dataset | None = None
+        self,
+        test: Dataset | Federation,
+        *,
+        samples: int = SAMPLES,
+        outside: Dataset | None = None,
+        metrics: Metrics | None = None,
     ) -> Evaluation:
         """Scores on test data, of the mean weights and averaged over `samples` draws of the posterior.
 
         For a Federation, every client that has learned predicts with its own belief. Clients are matched by name or,
         where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
         to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
-        only the predictive entropy is computed."""
+        only the predictive entropy is computed. `metrics` are own scores, by default those of `fit`."""
+        own = self.metrics if metrics is None else as_metrics(metrics)
+        same: dict[str, Any] = {"samples": samples, "outside": outside, "metrics": own}
         if isinstance(test, Federation):
-            return evaluate(self.network, self._own(test), test, samples=samples, outside=outside)
+            return evaluate(self.network, self._own(test), test, **same)
         if not self.algorithm.alone:
-            return evaluate(self.network, self.posterior, test, samples=samples, outside=outside)
+            return evaluate(self.network, self.posterior, test, **same)
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
         dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
-        found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, samples=samples, outside=outside)
+        found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, **same)
         return replace(found, clients=[])
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:

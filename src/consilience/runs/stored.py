@@ -20,7 +20,7 @@ from consilience.data import Dataset, Federation
 from consilience.data.sources import to_tensor
 from consilience.evaluation.predictions import SAMPLES, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
-from consilience.metrics import Reliability
+from consilience.metrics import Directions, Metrics, Reliability
 from consilience.runs.directory import POSTERIOR, RunDirectory
 from consilience.runs.rows import flat, frame
 from consilience.tasks.task import Task
@@ -47,6 +47,11 @@ class RunFiles:
         own = directory / "config.toml"
         toml = own.read_text(encoding="utf-8", errors="replace") if own.is_file() else ""
         return cls(read_json(directory / "run.json"), [rounds[key] for key in sorted(rounds)], evaluation, toml)
+
+    @property
+    def directions(self) -> Directions:
+        """The directions of own metrics."""
+        return self.part("metrics")
 
     @property
     def outside(self) -> str:
@@ -172,11 +177,18 @@ class StoredRun:
         )
 
     def evaluate(
-        self, task: Task, test: Dataset | Federation, *, samples: int = SAMPLES, outside: Dataset | None = None
+        self,
+        task: Task,
+        test: Dataset | Federation,
+        *,
+        samples: int = SAMPLES,
+        outside: Dataset | None = None,
+        metrics: Metrics = (),
     ) -> Evaluation:
         """Scores of the posterior on test data, with the module of `task`."""
         belief = self.posterior
-        return evaluate(self._prepared(task, belief), belief, test, samples=samples, outside=outside)
+        prepared = self._prepared(task, belief)
+        return evaluate(prepared, belief, test, samples=samples, outside=outside, metrics=metrics)
 
     def _prepared(self, task: Task, belief: Belief) -> Task:
         """The task in the posterior's precision. The posterior may end with the weights of networks that the method

@@ -124,7 +124,9 @@ class Supervised(Task):
         tensors = bool(leaves) and all(isinstance(leaf, Tensor) for leaf in leaves)
         if isinstance(self.likelihood, Function):
             if not tensors:
-                raise TaskError(f"the module must return a tensor, or a tuple or dict of them, and it returns {_got(output)}")
+                raise TaskError(
+                    f"the module must return a tensor, or a tuple or dict of them, and it returns {_got(output)}"
+                )
         elif self.likelihood.trees and isinstance(output, tuple):
             if not tensors or any(leaf.shape[:1] != (count,) for leaf in leaves):
                 raise TaskError(f"the module's tensors must have a row for each example, and it returns {_got(output)}")
@@ -140,7 +142,9 @@ class Supervised(Task):
         if found.predict is not None:
             shown = found.predict(output)
             if not isinstance(shown, Tensor) or shown.shape[:1] != (len(y),):
-                raise TaskError(f"predict must return a tensor with a row for each example, and it returns {_got(shown)}")
+                raise TaskError(
+                    f"predict must return a tensor with a row for each example, and it returns {_got(shown)}"
+                )
         if function.batch is None and found.batch:
             log.warning(
                 "the loss is one number for a batch, or mixes its examples: clients are computed one by one. Return a "

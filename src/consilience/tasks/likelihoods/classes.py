@@ -99,8 +99,8 @@ class Binary(Likelihood):
     def check(self, output: Tensor, data: Dataset) -> None:
         if output.dim() > 2 or output.numel() != len(output):
             raise DataError(
-                f"{data.name}: cs.Binary needs one logit for each example, and the module returns {list(output.shape)}; "
-                "for an output for every class, the task is cs.Classification"
+                f"{data.name}: cs.Binary needs one logit for each example, and the module returns "
+                f"{list(output.shape)}; for an output for every class, the task is cs.Classification"
             )
         if data.y.dim() != 1 or not bool(((data.y == 0) | (data.y == 1)).all()):
             raise DataError(f"{data.name}: binary labels [N] of 0 and 1 expected, got {data.y.dtype} {data.y.dim()}-d")

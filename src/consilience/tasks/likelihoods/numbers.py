@@ -98,12 +98,14 @@ class NormalWithVariance(Likelihood):
     def check(self, output: Output, data: Dataset) -> None:
         each = data.y[0].numel()
         tensors = output if isinstance(output, tuple) else (output,)
-        fits = len(tensors) <= 2 and all(isinstance(t, Tensor) and t[0].numel() * len(tensors) == 2 * each for t in tensors)
+        fits = len(tensors) <= 2 and all(
+            isinstance(t, Tensor) and t[0].numel() * len(tensors) == 2 * each for t in tensors
+        )
         if not fits or not data.y.is_floating_point():
             shapes = " and ".join(str(list(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in tensors)
             raise DataError(
-                f"{data.name}: a heteroscedastic regression needs real targets and, for each, a mean and a log variance: "
-                f"a tuple of two tensors of the targets' shape, or one with twice the outputs; targets are "
+                f"{data.name}: a heteroscedastic regression needs real targets and, for each, a mean and a log "
+                "variance: a tuple of two tensors of the targets' shape, or one with twice the outputs; targets are "
                 f"{data.y.dtype} {list(data.y.shape)}, and the module returns {shapes}"
             )
 

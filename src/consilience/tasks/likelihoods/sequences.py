@@ -195,7 +195,9 @@ def ctc(log_probs: Tensor, exists: Tensor, y: Tensor) -> Tensor:
     other = torch.cat([torch.full_like(states[:, :2], BLANK), states[:, :-2]], -1)
     skips = torch.where((states != BLANK) & (states != other), 0.0, NEVER).to(log_probs.dtype)
     each = log_probs.gather(-1, states.unsqueeze(1).expand(-1, log_probs.shape[1], -1))
-    alpha = torch.where(torch.arange(states.shape[1], device=y.device) == 0, 0.0, NEVER).to(each).expand(each[:, 0].shape)
+    alpha = (
+        torch.where(torch.arange(states.shape[1], device=y.device) == 0, 0.0, NEVER).to(each).expand(each[:, 0].shape)
+    )
     for t in range(each.shape[1]):
         by_one = F.pad(alpha, (1, 0), value=NEVER)[:, :-1]
         by_two = F.pad(alpha, (2, 0), value=NEVER)[:, :-2] + skips

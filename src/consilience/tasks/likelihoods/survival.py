@@ -47,10 +47,13 @@ class PartialLikelihood(Likelihood):
     def check(self, output: Tensor, data: Dataset) -> None:
         if output.dim() > 2 or output.numel() != len(output):
             raise DataError(
-                f"{data.name}: cs.Cox needs one log hazard for each example, and the module returns {list(output.shape)}"
+                f"{data.name}: cs.Cox needs one log hazard for each example, and the module returns "
+                f"{list(output.shape)}"
             )
         y = data.y
         if y.dim() != 2 or y.shape[1] != 2 or not y.is_floating_point():
-            raise DataError(f"{data.name}: cs.Cox needs targets [N, 2] of times and events, got {y.dtype} {list(y.shape)}")
+            raise DataError(
+                f"{data.name}: cs.Cox needs targets [N, 2] of times and events, got {y.dtype} {list(y.shape)}"
+            )
         if not bool((y[:, 0].isfinite() & ((y[:, 1] == 0) | (y[:, 1] == 1))).all()):
             raise DataError(f"{data.name}: times must be finite, and events 0 (censored) or 1")
