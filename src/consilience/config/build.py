@@ -13,12 +13,12 @@ from consilience.algorithms.switch import Method, Switch
 from consilience.config.components import Component, build, chosen, resolve
 from consilience.config.imports import with_files
 from consilience.config.schema import AlgorithmSection, Config, Deployment, Learning
-from consilience.config.tasks import build_task
+from consilience.config.tasks import CATEGORICAL, NUMBERS, build_task
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_options, partition
 from consilience.engines import Distributed, Simulator
 from consilience.studies.setting import Setting
-from consilience.tasks import Adversarial, Classification, Regression, Task
+from consilience.tasks import Adversarial, Task
 
 ALGORITHMS: dict[str, type[Method]] = {
     name: kind
@@ -112,8 +112,9 @@ class LoadedConfig(Loaded):
         name, own, kind = self.config.run.outside, self.config.data, self.config.task.kind
         if name is None:
             return None
-        if kind != Classification.kind:
-            raise ConfigError(f"run.outside: this key is for task.kind = {Classification.kind!r}, and it is {kind!r}")
+        if kind not in CATEGORICAL and ":" not in kind:
+            named = " or ".join(map(repr, CATEGORICAL))
+            raise ConfigError(f"run.outside: this key is for task.kind = {named}, and it is {kind!r}")
         both = own.name in DATASETS and name in DATASETS
         root = {key: value for key, value in own.arguments.items() if key == "root" and both}
         return self._read(name, root, "run.outside").test
@@ -129,7 +130,7 @@ class LoadedConfig(Loaded):
             for key in arguments:
                 if key not in allowed:
                     raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *allowed])}")
-            numbers = {"numbers": self.config.task.kind == Regression.kind} if "numbers" in allowed else {}
+            numbers = {"numbers": self.config.task.kind in NUMBERS} if "numbers" in allowed else {}
             return load(name, **numbers | arguments)
         data = build(make, arguments, where.removesuffix(".name"), self.folder)
         if not isinstance(data, Data):
@@ -163,9 +164,9 @@ class LoadedDeployment(Loaded):
         """The names of all classes, by default their numbers; empty for tasks without classes. GANs need none, but
         their folders of images may be named so."""
         kind, sites = self.config.task.kind, self.config.federation
-        if kind not in (Classification.kind, Adversarial.kind):
+        if kind not in (*CATEGORICAL, Adversarial.kind):
             return ()
-        numbers = map(str, range(sites.outputs)) if kind == Classification.kind else ()
+        numbers = map(str, range(sites.outputs)) if kind in CATEGORICAL else ()
         return tuple(sites.classes or numbers)
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from consilience.core.checks import Count, Positive, violation
+from consilience.core.checks import Count, Fraction, NonNegative, Positive, violation
 from consilience.core.errors import nearest
 
 
@@ -45,10 +45,15 @@ class _Run(_Section):
 
 
 class TaskSection(_Section):
-    """Keys that are left out have no value here: each kind of task has defaults of its own."""
+    """Keys that are left out have no value here: each kind of task has defaults of its own. `arguments` are those of a
+    task of the user's own."""
 
     kind: str = "classification"
+    arguments: dict[str, Any] = {}
     noise: Positive | None = None
+    weights: list[NonNegative] | None = None
+    label_smoothing: Fraction | None = None
+    per_token: bool | None = None
     augment: list[dict[str, Any]] = []
     objective: Any = None
     generators: Count | None = None
