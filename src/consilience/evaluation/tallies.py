@@ -10,6 +10,7 @@ from operator import add
 from torch import Tensor
 
 from consilience.core.beliefs import Belief
+from consilience.core.records import to
 from consilience.data.dataset import Dataset
 from consilience.evaluation.predictions import predict_batches
 from consilience.metrics import Metric
@@ -50,7 +51,7 @@ def tallied(
     """The tally of rows `index`, with predictions as by `predict`."""
     likelihood, found = task.likelihood, []
     for rows, prediction, spread in predict_batches(task, belief, data, index, samples=samples):
-        y = data.targets(rows.to(data.y.device), task.dtype).to(task.device)
+        y = to(data.targets(rows.to(data.y.device), task.dtype), task.device)
         tally = likelihood.tally(prediction, y, spread)
         kept = isinstance(tally, Predictions)
         sums = tuple(0.0 if kept else metric(prediction, y) * len(rows) for metric in metrics)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from consilience.compute.layers import trains_otherwise
 from consilience.core.checks import Positive
 from consilience.core.errors import DataError, TaskError
+from consilience.core.records import to
 from consilience.data import Batch, Dataset
 from consilience.data.augment import Augmentation
 from consilience.tasks import likelihoods
@@ -108,7 +109,8 @@ class Supervised(Task):
         if targets:
             self.likelihood.check(output, data)
             if isinstance(self.likelihood, Function):
-                self._decide(self.likelihood, output, data.targets(probe, self.dtype).to(self.device), data.name)
+                y = to(data.targets(probe, self.dtype), self.device)
+                self._decide(self.likelihood, output, y, len(probe), data.name)
         if not self._probed:
             self._probed = True
             if trains_otherwise(copy.deepcopy(self.module).to(self.device, self.dtype), self._evaluated(x)):
@@ -136,12 +138,12 @@ class Supervised(Task):
                 f"{_got(output)}: return the logits alone, or pass cs.Supervised(model, loss=) a function of your own"
             )
 
-    def _decide(self, function: Function, output: Any, y: Tensor, name: str) -> None:
+    def _decide(self, function: Function, output: Any, y: Any, count: int, name: str) -> None:
         """Find out whether the loss of an example depends on others."""
-        found = function.decided(output, y, name)
+        found = function.decided(output, y, count, name)
         if found.predict is not None:
             shown = found.predict(output)
-            if not isinstance(shown, Tensor) or shown.shape[:1] != (len(y),):
+            if not isinstance(shown, Tensor) or shown.shape[:1] != (count,):
                 raise TaskError(
                     f"predict must return a tensor with a row for each example, and it returns {_got(shown)}"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -111,7 +112,7 @@ class Predictions(Tally):
     """Predictions that are kept: (prediction, y, spread) of each batch."""
 
     likelihood: Likelihood
-    parts: tuple[tuple[Any, Tensor, Tensor | None], ...]
+    parts: tuple[tuple[Any, Any, Tensor | None], ...]
 
     def __add__(self, other: Predictions) -> Predictions:
         return Predictions(self.likelihood, (*self.parts, *other.parts))
@@ -119,12 +120,11 @@ class Predictions(Tally):
     @cached_property
     def prediction(self) -> Any:
         """All predictions [N, ...]."""
-        first, *others = (prediction for prediction, _, _ in self.parts)
-        return tree_map(lambda *found: torch.cat(found), first, *others)
+        return _joined([prediction for prediction, _, _ in self.parts])
 
     @cached_property
-    def y(self) -> Tensor:
-        return torch.cat([y for _, y, _ in self.parts])
+    def y(self) -> Any:
+        return _joined([y for _, y, _ in self.parts])
 
     def scores(self) -> dict[str, float]:
         spreads = [spread for _, _, spread in self.parts if spread is not None]
@@ -134,7 +134,12 @@ class Predictions(Tally):
     def of_classes(self) -> bool:
         """Whether these are probabilities of classes [N, C] and labels [N]."""
         prediction = self.prediction
-        return self.likelihood.categorical and prediction.dim() == 2 and self.y.shape == prediction.shape[:1]
+        fits: bool = self.likelihood.categorical and prediction.dim() == 2 and self.y.shape == prediction.shape[:1]
+        return fits
+
+
+def _joined(trees: Sequence[Any]) -> Any:
+    return tree_map(lambda *found: torch.cat(found), *trees)
 
 
 def plain(value: Any) -> Any:

@@ -41,7 +41,7 @@ class Function(Likelihood):
     def of_outputs(self) -> Self:
         return replace(self, raw=True)
 
-    def losses(self, output: Any, y: Tensor) -> Tensor:
+    def losses(self, output: Any, y: Any) -> Tensor:
         return self.loss(output, y)
 
     def draw(self, output: Any, key: Tensor) -> Tensor:
@@ -56,27 +56,27 @@ class Function(Likelihood):
     def shown(self, prediction: Any) -> Any:
         return self.predict(prediction) if self.raw and self.predict is not None else prediction
 
-    def scores(self, prediction: Any, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
+    def scores(self, prediction: Any, y: Any, spread: Tensor | None = None) -> dict[str, float]:
         """The mean loss of outputs. The loss of a quantity that `predict` returns is not defined."""
         return {} if self.averages else {"loss": self.losses(prediction, y).double().mean().item()}
 
     def check(self, output: Any, data: Dataset) -> None:
         """Targets are the function's own affair."""
 
-    def decided(self, output: Any, y: Tensor, name: str) -> Self:
-        """This loss with `batch` found by trying it on examples; an error if it does not return what it must."""
+    def decided(self, output: Any, y: Any, count: int, name: str) -> Self:
+        """This loss with `batch` found by trying it on `count` examples; an error if it returns something else."""
         try:
             found = self.loss(output, y)
         except Exception as error:
             raise TaskError(f"the loss cannot take the module's output and the targets of {name}: {error}") from error
-        if not isinstance(found, Tensor) or not (found.dim() == 0 or found.shape == (len(y),)):
+        if not isinstance(found, Tensor) or not (found.dim() == 0 or found.shape == (count,)):
             got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise TaskError(
-                f"the loss must return a loss for each of {len(y)} examples, [{len(y)}], or one number for the batch, "
+                f"the loss must return a loss for each of {count} examples, [{count}], or one number for the batch, "
                 f"and it returns {got}"
             )
         if not bool(found.isfinite().all()):
-            raise DataError(f"the loss of the first {len(y)} examples of {name} is not finite: {found.tolist()}")
+            raise DataError(f"the loss of the first {count} examples of {name} is not finite: {found.tolist()}")
         mixes = found.dim() == 0 or self._mixes(output, y, found)
         if self.batch is False and mixes:
             raise TaskError(
@@ -85,9 +85,9 @@ class Function(Likelihood):
             )
         return replace(self, batch=mixes if self.batch is None else self.batch)
 
-    def _mixes(self, output: Any, y: Tensor, found: Tensor) -> bool:
+    def _mixes(self, output: Any, y: Any, found: Tensor) -> bool:
         """Whether the first example's loss changes when the output of the second is another, or nan."""
-        if len(y) < 2:
+        if len(found) < 2:
             return False
         for change in (lambda row: 2 * row + 1, lambda row: row * torch.nan):
 

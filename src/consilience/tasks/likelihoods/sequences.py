@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from consilience.metrics.scores import TINY, at_least_float32
 from consilience.tasks.likelihoods.base import IGNORED, Likelihood, Tally, choose
 
 BLANK = 0
+CHECKED = 4096  # rows whose targets are checked together
 NEVER = -1e30  # the logarithm of 0, finite so that gradients are
 
 
@@ -80,13 +81,14 @@ class Tokens(Likelihood):
         return self.tally(prediction, y).scores()
 
     def check(self, output: Tensor, data: Dataset) -> None:
-        y = data.y
-        if output.dim() != 3 or y.dim() != 2 or y.dtype != torch.int64 or output.shape[1] != y.shape[1]:
+        y = data.targets(torch.arange(len(output), device=data.y.device))
+        if output.dim() != 3 or y.shape != output.shape[:2] or y.dtype != torch.int64:
             raise DataError(
-                f"{data.name}: a language model needs outputs [B, L, V] and tokens [N, L] of type torch.int64, got "
-                f"{list(output.shape)} and {y.dtype} {list(y.shape)}"
+                f"{data.name}: a language model needs outputs [B, L, V] and tokens [N, L] of type torch.int64; for "
+                f"{len(output)} examples they are {list(output.shape)} and {y.dtype} {list(y.shape)}"
             )
-        check_tokens(data, 0, output.shape[2], (IGNORED,))
+        for start, y in target_batches(data):
+            check_tokens(data.name, start, y, range(output.shape[2]), (IGNORED,))
 
 
 @dataclass(frozen=True)
@@ -167,22 +169,23 @@ class Alignments(Likelihood):
         return self.tally(prediction, y).scores()
 
     def check(self, output: Tensor | tuple[Tensor, Tensor], data: Dataset) -> None:
-        frames, y = output[0] if isinstance(output, tuple) else output, data.y
+        frames = output[0] if isinstance(output, tuple) else output
+        y = data.targets(torch.arange(len(frames), device=data.y.device))
         right = isinstance(output, Tensor) or (len(output) == 2 and all(isinstance(t, Tensor) for t in output))
         if not right or frames.dim() != 3 or y.dim() != 2 or y.dtype != torch.int64:
             raise DataError(
                 f"{data.name}: CTC needs outputs [B, T, V], or (outputs, lengths [B]), and labels [N, S] of type "
                 f"torch.int64, got {y.dtype} {list(y.shape)} and {_shapes(output)}"
             )
-        check_tokens(data, 1, frames.shape[2], (-1, IGNORED))
-        counted = y > 0
-        repeats = (y[:, 1:] == y[:, :-1]) & counted[:, 1:]
-        needed = counted.sum(1) + repeats.sum(1)
-        if int(needed.max()) > frames.shape[1] and isinstance(output, Tensor):
-            raise DataError(
-                f"{data.name}: labels of row {int(needed.argmax())} need {int(needed.max())} frames, and the module "
-                f"returns {frames.shape[1]}"
-            )
+        for start, y in target_batches(data):
+            check_tokens(data.name, start, y, range(1, frames.shape[2]), (-1, IGNORED))
+            repeats = (y[:, 1:] == y[:, :-1]) & (y[:, 1:] > 0)
+            needed = (y > 0).sum(1) + repeats.sum(1)
+            if int(needed.max()) > frames.shape[1] and isinstance(data.x, Tensor):
+                raise DataError(
+                    f"{data.name}: labels of row {start + int(needed.argmax())} need {int(needed.max())} frames, and "
+                    f"the module returns {frames.shape[1]}"
+                )
 
 
 def ctc(log_probs: Tensor, exists: Tensor, y: Tensor) -> Tensor:
@@ -218,19 +221,23 @@ def greedy(probs: Tensor) -> list[list[int]]:
     return found
 
 
-def check_tokens(data: Dataset, lowest: int, classes: int, padding: Sequence[int]) -> None:
-    """Refuse tokens beyond lowest..classes − 1, padding apart, and rows of padding alone."""
-    counted = torch.ones_like(data.y, dtype=torch.bool)
-    for value in padding:
-        counted &= data.y != value
+def target_batches(data: Dataset) -> Iterator[tuple[int, Tensor]]:
+    """(the first row, targets) of all rows, some at a time: rows of different lengths are padded."""
+    for rows in torch.split(torch.arange(len(data), device=data.y.device), CHECKED):
+        yield int(rows[0]), data.targets(rows)
+
+
+def check_tokens(name: str, start: int, y: Tensor, allowed: range, padding: Sequence[int]) -> None:
+    """Refuse tokens that are neither allowed nor padding, and rows of padding alone."""
+    counted = (torch.stack([y != value for value in padding])).all(0)
     if not bool(counted.any(1).all()):
-        row = int((~counted.any(1)).nonzero()[0])
-        raise DataError(f"{data.name}: row {row} has no target: all of it is {' or '.join(map(str, padding))}")
-    low, high = int(data.y[counted].min()), int(data.y[counted].max())
-    if not lowest <= low <= high < classes:
+        row = start + int((~counted.any(1)).nonzero()[0])
+        raise DataError(f"{name}: row {row} has no target: all of it is {' or '.join(map(str, padding))}")
+    low, high = int(y[counted].min()), int(y[counted].max())
+    if not (low in allowed and high in allowed):
         raise DataError(
-            f"{data.name}: targets lie in {low}..{high}, but the module returns {classes} classes "
-            f"({lowest}..{classes - 1} are allowed, and {' or '.join(map(str, padding))} for padding)"
+            f"{name}: targets lie in {low}..{high}, but the module returns {allowed.stop} classes ({allowed.start}.."
+            f"{allowed.stop - 1} are allowed, and {' or '.join(map(str, padding))} for padding)"
         )
 
 
