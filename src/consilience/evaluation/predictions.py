@@ -25,7 +25,7 @@ def predict_with_variance(
     """Predictive means and, for regression, their variance over networks."""
     networks, means, variances = draws(belief, samples), [], []
     for start in range(0, len(index), batch_size):
-        x = data.inputs(index[start : start + batch_size].to(data.x.device), task.dtype)
+        x = data.inputs(index[start : start + batch_size].to(data.device), task.dtype)
         made = predict_each(task, networks, x)
         means.append(networks.combine(made))
         if isinstance(task, Regression):

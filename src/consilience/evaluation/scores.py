@@ -143,7 +143,7 @@ def _evaluate_generators(
     task: Adversarial, belief: Belief | Callable[[int], Belief], test: Dataset | Federation, samples: int
 ) -> Evaluation:
     """The scores of a task's judges on generated examples; clients' own generators are scored together."""
-    data = test if isinstance(test, Dataset) else test.data[test.order.to(test.data.x.device)]
+    data = test if isinstance(test, Dataset) else test.data[test.order.to(test.data.device)]
     beliefs = [belief(c) for c in range(len(test))] if callable(belief) else [belief]
     count = max(64, *(judge.count for judge in task.judges), 0)
 

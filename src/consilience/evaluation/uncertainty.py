@@ -46,7 +46,7 @@ def uncertainty(task: Task, belief: Belief, data: Dataset, *, samples: int = 10,
     share = share / share.sum()
     total, expected = [], []
     for start in range(0, len(data), batch_size):
-        index = torch.arange(start, min(start + batch_size, len(data)), device=data.x.device)
+        index = torch.arange(start, min(start + batch_size, len(data)), device=data.device)
         # In float32 the difference of two close entropies would be rounding error.
         probs = predict_each(task, networks, data.inputs(index, task.dtype)).double()
         total.append(entropy(networks.combine(probs)))

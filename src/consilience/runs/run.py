@@ -15,7 +15,7 @@ from consilience.algorithms.base import Algorithm
 from consilience.core import Belief, TaskError, Tree, rows, to
 from consilience.core.display import summary, summary_table
 from consilience.data import Dataset, Federation
-from consilience.data.sources import to_tensor
+from consilience.data.tensors import to_tensor
 from consilience.engines import Plan, States
 from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
 from consilience.evaluation.predictions import SAMPLES, predict_inputs

@@ -17,7 +17,7 @@ from consilience.core.display import summary, summary_table
 from consilience.core.errors import CheckpointError, ConsilienceError, RecordError, TaskError
 from consilience.core.text import plural
 from consilience.data import Dataset, Federation
-from consilience.data.sources import to_tensor
+from consilience.data.tensors import to_tensor
 from consilience.evaluation.predictions import SAMPLES, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.metrics import Reliability

@@ -86,7 +86,7 @@ def test_notes_travel_in_the_header():
 
 
 def test_pack_refuses_what_is_no_record_by_its_type():
-    with pytest.raises(RecordError, match="a dict cannot be part of a record"):
+    with pytest.raises(RecordError, match="a int cannot be part of a record"):
         pack(Point({"a": 1}))
     with pytest.raises(RecordError, match="a float cannot be part of a record"):
         pack((torch.ones(1), 0.5))

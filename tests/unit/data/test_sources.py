@@ -142,7 +142,7 @@ def test_federations_and_partitions_take_the_same_sources() -> None:
         (lambda: cs.Dataset.of(TensorDataset(X, Y, Y)), "a pair (x, y) is expected, got 3 parts"),
         (lambda: cs.Dataset.of(cs.Data(cs.Dataset(X, Y), cs.Dataset(X, Y))), "pass its .train or its .test"),
         (lambda: cs.Dataset.of(DataLoader(Endless())), "a Endless has no rows by index: pass a pair"),
-        (lambda: cs.Dataset.of(Pairs([X[0], X[0, :1]], Y)), "examples must have one shape, found (1,) and (2,)"),
+        (lambda: cs.Dataset.of(Pairs([X, X[:, :1]], Y[:2])), "examples must have one shape, found (4, 1) and (4, 2)"),
         (lambda: cs.Dataset.of([{"x": 1}] * 3), "every example of a list must be a pair (x, y), found dict"),
         (lambda: cs.Dataset.of(TABLE.rename(columns={"ill": 3}), target="il"), "no column 'il'; allowed: 3, age"),
         (lambda: cs.Dataset.of(Pairs([Image.new("I;16", (2, 2))], [0])), "more than eight bits a pixel"),
