@@ -98,6 +98,7 @@ def run(
             resume=resume,
             engine=engine,
             evaluate_every=section.evaluate_every,
+            eval_batch_size=section.eval_batch_size,
             callbacks=callbacks,
         )
     if not engine.leads:
@@ -163,6 +164,7 @@ def compare(
             cohort=section.cohort,
             engine=loaded.engine(),
             evaluate_every=section.evaluate_every,
+            eval_batch_size=section.eval_batch_size,
             outside=loaded.outside(),
         )
     result.print()

@@ -17,7 +17,18 @@ from consilience.core.text import plural
 from consilience.data.ragged import Ragged
 from consilience.data.sources import read_source
 from consilience.data.tensors import to_ids, to_tensor
-from consilience.data.trees import Entry, Widths, batch_of, check_names, entries, form, map_entries, to_tree, widths
+from consilience.data.trees import (
+    Entry,
+    Widths,
+    batch_of,
+    check_names,
+    entries,
+    form,
+    in_dtype,
+    map_entries,
+    to_tree,
+    widths,
+)
 
 Source = Any
 """A Dataset, or anything that `Dataset.of` reads."""
@@ -179,10 +190,7 @@ class Dataset:
         `Ragged` entries are padded to the longest of these rows, or to their `width` by name, and are followed by
         their masks and lengths."""
         x = batch_of(self.x, index, width, "x")
-        if self.scale is not None:
-            x = x.to(dtype).mul_(self.scale.to(dtype))
-        else:
-            x = tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, x)
+        x = in_dtype(x, dtype) if self.scale is None else x.to(dtype).mul_(self.scale.to(dtype))
         return x if self.shift is None else x.add_(self.shift.to(dtype))
 
     def targets(self, index: Tensor, dtype: torch.dtype = torch.float32, width: Widths | None = None) -> Tree:

@@ -78,7 +78,8 @@ class Ragged:
         if not _fits(padding, values.dtype):
             kind = str(values.dtype).removeprefix("torch.")
             raise DataError(f"Ragged: padding must be a value of {kind}, as the rows are, got {padding!r}")
-        self.values, self.offsets, self.mask, self.lengths, self.padding = values, offsets, mask, lengths, padding
+        self.values, self.offsets, self.mask, self.lengths = values, offsets, mask, lengths
+        self.padding = padding if values.is_floating_point() else int(padding)
         self.width = max(1, int(self.sizes.max())) if len(self) else 1
 
     def _with(self, values: Tensor, offsets: Tensor) -> Ragged:
@@ -195,13 +196,12 @@ def _starts(sizes: Tensor) -> Tensor:
 
 
 def _fits(padding: Any, dtype: torch.dtype) -> bool:
-    if isinstance(padding, str) or not isinstance(padding, int | float) or math.isnan(padding):
+    if not isinstance(padding, int | float) or math.isnan(padding):
         return False
     if dtype.is_floating_point:
         return True
-    if dtype == torch.bool:
-        return padding in (0, 1)
-    return padding == int(padding) and torch.iinfo(dtype).min <= padding <= torch.iinfo(dtype).max
+    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    return low <= padding <= high and padding == int(padding)
 
 
 def _n(values: Tensor) -> int:

@@ -39,5 +39,6 @@ def _tensor(value: Any, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{what} must be numbers in rows of one length ({str(error).split('. ')[0]}): number names by "
-            "numpy.unique(…, return_inverse=True), and make a table's columns of one type by .astype(float)"
+            "numpy.unique(…, return_inverse=True), make a table's columns of one type by .astype(float), and hold rows "
+            "of different lengths in a Ragged(rows)"
         ) from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.errors import DataError
-from consilience.core.records import Tree
+from consilience.core.records import Tree, tree_map
 from consilience.data.ragged import Ragged
 from consilience.data.tensors import to_tensor
 
@@ -111,6 +111,11 @@ def batch_of(tree: Tree, index: Tensor, width: Widths | None = None, name: str =
         return {key: rows for own, (first, more) in each for key, rows in ({own: first} | more).items()}
     flat = tuple(rows for first, more in made.values() for rows in (first, *more.values()))
     return flat if isinstance(tree, tuple) or len(flat) > 1 else flat[0]
+
+
+def in_dtype(tree: Tree, dtype: torch.dtype) -> Tree:
+    """Real numbers in `dtype`; integers and bool as they are."""
+    return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
 def _rows(part: Entry, index: Tensor, width: int | None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -75,6 +75,7 @@ def evaluate(
     *,
     samples: int = 10,
     outside: Dataset | None = None,
+    batch_size: int | None = None,
 ) -> Evaluation:
     """Score a belief on test data, with `samples` draws of a posterior.
 
@@ -82,7 +83,8 @@ def evaluate(
     and the overall scores pool all predictions.
 
     outside: Out-of-distribution examples, used to score uncertainty. Their labels are not used. If clients have their
-        own beliefs, the examples are dealt to the clients in turn."""
+        own beliefs, the examples are dealt to the clients in turn.
+    batch_size: Examples that are predicted at once; by default at most 1000 with at most 64 MiB of inputs."""
     if isinstance(task, Adversarial):
         return _evaluate_generators(task, belief, test, samples)
     if outside is not None:
@@ -98,10 +100,11 @@ def evaluate(
     }
 
     def predictions(samples: int) -> dict[int, tuple[Tensor, Tensor | None]]:
-        return {c: predict_with_variance(task, beliefs[c], data, parts[c], samples=samples) for c in targets}
+        how: dict[str, Any] = {"samples": samples, "batch_size": batch_size}
+        return {c: predict_with_variance(task, beliefs[c], data, parts[c], **how) for c in targets}
 
     def overall(found: dict[int, tuple[Tensor, Tensor | None]], samples: int) -> tuple[Any, Any, Entropies | None]:
-        theirs = None if outside is None else entropy(_predict_dealt(task, beliefs, outside, samples))
+        theirs = None if outside is None else entropy(_predict_dealt(task, beliefs, outside, samples, batch_size))
         return _score(task, found.values(), torch.cat(list(targets.values())), theirs)
 
     found = predictions(0)
@@ -132,11 +135,12 @@ def _score(
     return scores, asdict(reliability(prediction, y)), entropies
 
 
-def _predict_dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int) -> Tensor:
+def _predict_dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int, batch_size: int | None) -> Tensor:
     """Predictions of examples that belong to no client: belief k of K predicts the examples k, k + K, k + 2K, …"""
     turns = [torch.arange(k, len(data), len(beliefs)) for k in range(len(beliefs))]
     dealt = zip(beliefs, turns, strict=True)
-    return torch.cat([predict(task, belief, data, turn, samples=samples) for belief, turn in dealt if len(turn)])
+    how: dict[str, Any] = {"samples": samples, "batch_size": batch_size}
+    return torch.cat([predict(task, belief, data, turn, **how) for belief, turn in dealt if len(turn)])
 
 
 def _evaluate_generators(

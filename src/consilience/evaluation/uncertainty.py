@@ -10,7 +10,7 @@ from torch import Tensor
 from consilience.core.beliefs import Belief, draws
 from consilience.core.errors import TaskError
 from consilience.data.dataset import Dataset
-from consilience.evaluation.predictions import predict_each, predict_with_variance
+from consilience.evaluation.predictions import input_batches, predict_each, predict_with_variance
 from consilience.metrics import auroc, entropy
 from consilience.tasks import Regression, Task
 
@@ -31,13 +31,16 @@ class Uncertainty:
     sd: Tensor | None = None
 
 
-def uncertainty(task: Task, belief: Belief, data: Dataset, *, samples: int = 10, batch_size: int = 1000) -> Uncertainty:
+def uncertainty(
+    task: Task, belief: Belief, data: Dataset, *, samples: int = 10, batch_size: int | None = None
+) -> Uncertainty:
     """The uncertainty about every example, over `samples` draws of a posterior or the networks of an ensemble.
 
-    Labels are not used. With a single network the mutual information is zero."""
+    Labels are not used. With a single network the mutual information is zero. `batch_size` is the number of
+    examples that are predicted at once, by default at most 1000 with at most 64 MiB of inputs."""
     check_unlabelled(task, data, "regression")
+    everything = torch.arange(len(data))
     if isinstance(task, Regression):
-        everything = torch.arange(len(data))
         variance = predict_with_variance(task, belief, data, everything, samples=samples, batch_size=batch_size)[1]
         assert variance is not None
         return _regression_uncertainty(task, variance)
@@ -45,10 +48,9 @@ def uncertainty(task: Task, belief: Belief, data: Dataset, *, samples: int = 10,
     share = networks.weights.double().mean(1, keepdim=True)
     share = share / share.sum()
     total, expected = [], []
-    for start in range(0, len(data), batch_size):
-        index = torch.arange(start, min(start + batch_size, len(data)), device=data.device)
+    for x in input_batches(task, data, everything, batch_size):
         # In float32 the difference of two close entropies would be rounding error.
-        probs = predict_each(task, networks, data.inputs(index, task.dtype)).double()
+        probs = predict_each(task, networks, x).double()
         total.append(entropy(networks.combine(probs)))
         expected.append((entropy(probs) * share).sum(0))
     whole, noise = torch.cat(total), torch.cat(expected)
