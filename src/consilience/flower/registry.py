@@ -133,8 +133,7 @@ def _in_words(form: TreeForm) -> str:
     if isinstance(form, list):
         return f"({', '.join(map(_in_words, form))})"
     if isinstance(form, RaggedForm):
-        return (
-            f"rows of {_in_words(form.values)} padded with {form.padding:g}, mask {form.mask}, lengths {form.lengths}"
-        )
+        names = f"mask {form.mask} and lengths {form.lengths}"
+        return f"rows of {_in_words(form.values)} with padding {form.padding:g}, {names}"
     dtype, shape = form
     return f"{dtype} {'×'.join(map(str, shape)) or 'number'}"
