@@ -79,8 +79,8 @@ class FlowerClient:
                 "name": self.name,
                 "examples": len(train),
                 "held_out": 0 if test is None else len(test),
-                "x": _forms(train.x),
-                "y": _forms(train.y),
+                "x": form_of(train.x),
+                "y": form_of(train.y),
                 "fingerprint": self.fingerprint,
             }
         )
@@ -172,7 +172,7 @@ def _form(column: Entry) -> Any:
     return str(column.dtype).removeprefix("torch."), list(column.shape[1:])
 
 
-def _forms(tree: Tree) -> Any:
+def form_of(tree: Tree) -> Any:
     """A `TreeForm` as plain data."""
     forms = map_entries(_form, tree)
     return list(forms) if isinstance(tree, tuple) else forms
