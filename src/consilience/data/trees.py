@@ -65,10 +65,10 @@ def check_names(tree: Tree, what: str) -> None:
         return
     known = set(tree)
     for key, part in tree.items():
-        for name in (part.mask, part.lengths) if isinstance(part, Ragged) else ():
+        for name in filter(None, (part.mask, part.lengths) if isinstance(part, Ragged) else ()):
             if name in known:
-                raise DataError(f"{what}.{key} names a further input {name!r}, but x has this key already")
-            known |= {name} - {None}
+                raise DataError(f"{what}.{key} names a further input {name!r}, which is a key already")
+            known |= {name}
 
 
 def tensors(tree: Tree) -> list[Tensor]:

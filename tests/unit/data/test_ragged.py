@@ -234,10 +234,10 @@ def test_batches_of_rows_can_be_compiled() -> None:
         (lambda: cs.Ragged.from_values([1, 2], [0.0, 2.0]), "offsets must be whole numbers [N + 1]"),
         (lambda: cs.Ragged.from_values([1, 2], []), "offsets must be whole numbers [N + 1]"),
         (lambda: cs.Dataset(cs.Ragged(ROWS), Y[:3]), "data: x has 4 rows but y has 3"),
-        (lambda: cs.Dataset({"m": Y, "a": cs.Ragged(ROWS, mask="m")}, Y), "x.a names a further input 'm', but x has"),
+        (lambda: cs.Dataset({"m": Y, "a": cs.Ragged(ROWS, mask="m")}, Y), "x.a names a further input 'm', which is"),
         (
             lambda: cs.Dataset({"a": cs.Ragged(ROWS, mask="m"), "b": cs.Ragged(ROWS, lengths="m")}, Y),
-            "x.b names a further input 'm', but x has this key already",
+            "x.b names a further input 'm', which is a key already",
         ),
         (lambda: cs.Dataset({"a": cs.Ragged([[0.0], [float("nan")]])}, Y[:2]), "x.a holds values that are not finite"),
         (lambda: cs.Dataset(cs.Ragged(ROWS), Y, scale=2.0), "scale and shift are for x of one tensor"),
