@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from consilience import algorithms
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, Switch
@@ -16,6 +18,7 @@ from consilience.config.schema import AlgorithmSection, Config, Deployment, Lear
 from consilience.config.tasks import CATEGORICAL, NUMBERS, build_task
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_options, partition
+from consilience.data.trees import form
 from consilience.engines import Distributed, Simulator
 from consilience.studies.setting import Setting
 from consilience.tasks import Adversarial, Task
@@ -171,9 +174,12 @@ class LoadedDeployment(Loaded):
 
 
 def shape_of(data: Dataset) -> tuple[list[int], int]:
-    """The shape of one example, and the number of outputs of a model for these data."""
-    outputs = len(data.classes) or (int(data.y.max()) + 1 if data.y.dim() == 1 else data.y.shape[-1])
-    return list(data.x.shape[1:]), outputs
+    """The shape of one example, empty unless x is one tensor, and the number of outputs of a model for these data."""
+    labels = data.labels
+    if labels is None and not isinstance(data.y, Tensor) and not data.classes:
+        raise ConfigError(f"{data.name}: the number of outputs for targets {form(data.y)} is not known: pass classes")
+    outputs = len(data.classes) or (data.y.shape[-1] if labels is None else int(labels.max()) + 1)
+    return list(data.x.shape[1:]) if isinstance(data.x, Tensor) else [], outputs
 
 
 def _method(component: Component, shared: Mapping[str, Any] | None = None) -> Method:

@@ -39,6 +39,7 @@ class _Run(_Section):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     out: str | None = None
     evaluate_every: Count | None = None
+    eval_batch_size: Count | None = None
     checkpoint_every: Count = 10
     holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
     outside: str | None = None

@@ -79,6 +79,7 @@ def evaluate(
     *,
     samples: int = 10,
     outside: Dataset | None = None,
+    batch_size: int | None = None,
     metrics: Metrics = (),
 ) -> Evaluation:
     """Score a belief on test data, with `samples` draws of a posterior.
@@ -88,6 +89,7 @@ def evaluate(
 
     outside: Out-of-distribution examples, used to score uncertainty. Their labels are not used. If clients have their
         own beliefs, the examples are dealt to the clients in turn.
+    batch_size: Examples that are predicted at once; by default at most 1000 with at most 64 MiB of inputs.
     metrics: Scores of your own: functions of (prediction, y) by name, or a list of `Metric`."""
     own = as_metrics(metrics)
     if isinstance(task, Adversarial):
@@ -104,10 +106,10 @@ def evaluate(
     filled = [c for c, part in enumerate(parts) if len(part)]
 
     def tallies(task: Task, samples: int) -> dict[int, Tallied]:
-        return {c: tallied(task, beliefs[c], data, parts[c], own, samples) for c in filled}
+        return {c: tallied(task, beliefs[c], data, parts[c], own, samples, batch_size) for c in filled}
 
     def overall(found: dict[int, Tallied], samples: int) -> tuple[Any, Any, Entropies | None]:
-        theirs = None if outside is None else entropy(_predict_dealt(task, beliefs, outside, samples))
+        theirs = None if outside is None else entropy(_predict_dealt(task, beliefs, outside, samples, batch_size))
         return _score(reduce(add, found.values()), theirs)
 
     several = any(isinstance(belief, Mixture) for belief in beliefs)
@@ -143,18 +145,19 @@ def _score(found: Tallied, outside: Tensor | None) -> tuple[dict[str, float], di
     return scores, asdict(reliability(prediction, y)), entropies
 
 
-def _predict_dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int) -> Tensor:
+def _predict_dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int, batch_size: int | None) -> Tensor:
     """Predictions of examples that belong to no client: belief k of K predicts the examples k, k + K, k + 2K, …"""
     turns = [torch.arange(k, len(data), len(beliefs)) for k in range(len(beliefs))]
     dealt = zip(beliefs, turns, strict=True)
-    return torch.cat([predict(task, belief, data, turn, samples=samples) for belief, turn in dealt if len(turn)])
+    how: dict[str, Any] = {"samples": samples, "batch_size": batch_size}
+    return torch.cat([predict(task, belief, data, turn, **how) for belief, turn in dealt if len(turn)])
 
 
 def _evaluate_generators(
     task: Adversarial, belief: Belief | Callable[[int], Belief], test: Dataset | Federation, samples: int
 ) -> Evaluation:
     """The scores of a task's judges on generated examples; clients' own generators are scored together."""
-    data = test if isinstance(test, Dataset) else test.data[test.order.to(test.data.x.device)]
+    data = test if isinstance(test, Dataset) else test.data[test.order.to(test.data.device)]
     beliefs = [belief(c) for c in range(len(test))] if callable(belief) else [belief]
     count = max(64, *(judge.count for judge in task.judges), 0)
 

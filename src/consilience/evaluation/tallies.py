@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core.beliefs import Belief
 from consilience.core.records import to
 from consilience.data.dataset import Dataset
-from consilience.evaluation.predictions import predict_batches
+from consilience.evaluation.predictions import padded_widths, predict_batches
 from consilience.metrics import Metric
 from consilience.tasks import Task
 from consilience.tasks.likelihoods import Likelihood, Predictions, Tally
@@ -46,12 +46,18 @@ class Tallied:
 
 
 def tallied(
-    task: Task, belief: Belief, data: Dataset, index: Tensor, metrics: Sequence[Metric], samples: int
+    task: Task,
+    belief: Belief,
+    data: Dataset,
+    index: Tensor,
+    metrics: Sequence[Metric],
+    samples: int,
+    batch_size: int | None = None,
 ) -> Tallied:
     """The tally of rows `index`, with predictions as by `predict`."""
-    likelihood, found = task.likelihood, []
-    for rows, prediction, spread in predict_batches(task, belief, data, index, samples=samples):
-        y = to(data.targets(rows.to(data.y.device), task.dtype), task.device)
+    likelihood, width, found = task.likelihood, padded_widths(task, data), []
+    for rows, prediction, spread in predict_batches(task, belief, data, index, samples=samples, batch_size=batch_size):
+        y = to(data.targets(rows.to(data.device), task.dtype, width), task.device)
         tally = likelihood.tally(prediction, y, spread)
         kept = isinstance(tally, Predictions)
         sums = tuple(0.0 if kept else metric(prediction, y) * len(rows) for metric in metrics)

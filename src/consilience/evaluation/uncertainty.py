@@ -10,7 +10,7 @@ from torch import Tensor
 from consilience.core.beliefs import Belief, draws
 from consilience.core.errors import TaskError
 from consilience.data.dataset import Dataset
-from consilience.evaluation.predictions import predict_each, variance_over
+from consilience.evaluation.predictions import input_batches, predict_each, variance_over
 from consilience.metrics import auroc, entropy
 from consilience.tasks import Supervised, Task
 
@@ -31,19 +31,21 @@ class Uncertainty:
     sd: Tensor | None = None
 
 
-def uncertainty(task: Task, belief: Belief, data: Dataset, *, samples: int = 10, batch_size: int = 1000) -> Uncertainty:
+def uncertainty(
+    task: Task, belief: Belief, data: Dataset, *, samples: int = 10, batch_size: int | None = None
+) -> Uncertainty:
     """The uncertainty about every example, over `samples` draws of a posterior or the networks of an ensemble.
 
-    Labels are not used. With a single network the mutual information is zero."""
+    Labels are not used. With a single network the mutual information is zero. `batch_size` is the number of
+    examples that are predicted at once, by default at most 1000 with at most 64 MiB of inputs."""
     check_unlabelled(task, data, numbers=True)
     networks, likelihood = draws(belief, samples), task.likelihood
     share = networks.weights.double().mean(1, keepdim=True)
     share = share / share.sum()
     total, expected, deviations = [], [], []
-    for start in range(0, len(data), batch_size):
-        index = torch.arange(start, min(start + batch_size, len(data)), device=data.x.device)
+    for x in input_batches(task, data, torch.arange(len(data)), batch_size):
         # In float32 the difference of two close entropies would be rounding error.
-        made = predict_each(task, networks, data.inputs(index, task.dtype)).double()
+        made = predict_each(task, networks, x).double()
         if likelihood.gaussian:
             deviations.append(likelihood.sd(networks.combine(made), variance_over(belief, networks, made)))
             total.append(_gaussian_entropy(deviations[-1]))

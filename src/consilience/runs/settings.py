@@ -22,6 +22,7 @@ class Settings:
     test: Dataset | Federation | None
     outside: Dataset | None
     evaluate_every: int
+    eval_batch_size: int | None
     callbacks: Sequence[Callback]
     progress: bool
     debug: bool

@@ -98,7 +98,7 @@ class Supervised(Task):
         """Run the module on a few examples and raise an error if it cannot learn from the data."""
         if not len(data):
             raise DataError(f"{data.name} has no examples")
-        probe = torch.arange(min(self.likelihood.probed, len(data)), device=data.x.device)
+        probe = torch.arange(min(self.likelihood.probed, len(data)), device=data.device)
         x = data.inputs(probe, self.dtype).to(self.device)
         try:
             output = self.apply_one(self.initial(), self._evaluated(x))

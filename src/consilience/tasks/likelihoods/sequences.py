@@ -81,7 +81,7 @@ class Tokens(Likelihood):
         return self.tally(prediction, y).scores()
 
     def check(self, output: Tensor, data: Dataset) -> None:
-        y = data.targets(torch.arange(len(output), device=data.y.device))
+        y = data.targets(torch.arange(len(output), device=data.device))
         if output.dim() != 3 or y.shape != output.shape[:2] or y.dtype != torch.int64:
             raise DataError(
                 f"{data.name}: a language model needs outputs [B, L, V] and tokens [N, L] of type torch.int64; for "
@@ -170,7 +170,7 @@ class Alignments(Likelihood):
 
     def check(self, output: Tensor | tuple[Tensor, Tensor], data: Dataset) -> None:
         frames = output[0] if isinstance(output, tuple) else output
-        y = data.targets(torch.arange(len(frames), device=data.y.device))
+        y = data.targets(torch.arange(len(frames), device=data.device))
         right = isinstance(output, Tensor) or (len(output) == 2 and all(isinstance(t, Tensor) for t in output))
         if not right or frames.dim() != 3 or y.dim() != 2 or y.dtype != torch.int64:
             raise DataError(
@@ -223,7 +223,7 @@ def greedy(probs: Tensor) -> list[list[int]]:
 
 def target_batches(data: Dataset) -> Iterator[tuple[int, Tensor]]:
     """(the first row, targets) of all rows, some at a time: rows of different lengths are padded."""
-    for rows in torch.split(torch.arange(len(data), device=data.y.device), CHECKED):
+    for rows in torch.split(torch.arange(len(data), device=data.device), CHECKED):
         yield int(rows[0]), data.targets(rows)
 
 
