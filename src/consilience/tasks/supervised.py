@@ -99,12 +99,12 @@ class Supervised(Task):
         if not len(data):
             raise DataError(f"{data.name} has no examples")
         probe = torch.arange(min(self.likelihood.probed, len(data)), device=data.device)
-        x = data.inputs(probe, self.dtype).to(self.device)
+        x = to(data.inputs(probe, self.dtype), self.device)
         try:
             output = self.apply_one(self.initial(), self._evaluated(x))
         except Exception as error:
-            shape = tuple(x.shape[1:])
-            raise DataError(f"the module cannot take examples of {data.name}, of shape {shape}: {error}") from error
+            shapes = " and ".join(str(tuple(leaf.shape[1:])) for leaf in tree_leaves(x))
+            raise DataError(f"the module cannot take examples of {data.name}, of shape {shapes}: {error}") from error
         self._check_output(output, len(probe))
         if targets:
             self.likelihood.check(output, data)
