@@ -147,7 +147,7 @@ class Supervised(Task):
                 raise TaskError(
                     f"predict must return a tensor with a row for each example, and it returns {_got(shown)}"
                 )
-        if function.batch is None and found.batch:
+        if function.batch is None and found.mixes and not function.mixes:
             log.warning(
                 "the loss is one number for a batch, or mixes its examples: clients are computed one by one. Return a "
                 "loss for each example (reduction='none') if they are independent, or state batch=True"

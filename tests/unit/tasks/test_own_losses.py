@@ -42,13 +42,31 @@ def nan_of_others(output, y):
     return each(output, y) + 0 * output.sum()
 
 
+def later(output, y):
+    """Each example's loss depends on those after it only: the last one's on none."""
+    return each(output.flip(0).cumsum(0).flip(0), y)
+
+
+def earlier(output, y):
+    return each(output.cumsum(0), y)
+
+
 def run(task, algorithm=None, rounds=3, **options):
     algorithm = algorithm or cs.FedAvg(train=cs.SGD(lr=0.1, epochs=1, batch_size=8))
     return cs.fit(algorithm, task, PARTS, rounds=rounds, test=ROWS, progress=False, **options)
 
 
 @pytest.mark.parametrize(
-    ("loss", "mixes"), [(each, False), (whole, True), (centred, True), (contrast, True), (nan_of_others, True)]
+    ("loss", "mixes"),
+    [
+        (each, False),
+        (whole, True),
+        (centred, True),
+        (contrast, True),
+        (nan_of_others, True),
+        (later, True),
+        (earlier, True),
+    ],
 )
 def test_whether_a_loss_mixes_examples_is_found_by_trying_it(loss, mixes) -> None:
     task = cs.Supervised(net(), loss=loss)
@@ -65,6 +83,16 @@ def test_a_loss_over_the_batch_may_be_stated_and_then_there_is_no_warning(caplog
     assert not caplog.messages
     cs.Supervised(net(), loss=whole).check(ROWS)
     assert "one number for a batch" in caplog.messages[0]
+
+
+def test_what_one_example_cannot_show_is_found_on_later_data() -> None:
+    task = cs.Supervised(net(), loss=centred)
+    task.check(ROWS[:1])
+    assert task.pads
+    task.check(ROWS)
+    assert not task.pads
+    task.check(ROWS[:1])
+    assert not task.pads
 
 
 def test_standard_likelihoods_may_be_padded_and_cox_may_not() -> None:

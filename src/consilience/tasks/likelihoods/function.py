@@ -17,7 +17,7 @@ from consilience.tasks.likelihoods.base import Likelihood
 class Function(Likelihood):
     """`loss(output, y)` returns the losses [B] of each example, or one number for the batch.
 
-    `batch` says whether the losses of examples depend on each other; None leaves it to `check`, which tries.
+    `batch` says whether the losses of examples depend on each other; None leaves it to `check`, which sets `mixes`.
     `predict(output)` returns a quantity [B, ...] that may be averaged over networks, such as a probability. With `raw`,
     predictions are the outputs themselves, which the loss can score."""
 
@@ -28,10 +28,11 @@ class Function(Likelihood):
     batch: bool | None = None
     predict: Callable[[Any], Tensor] | None = None
     raw: bool = False
+    mixes: bool = False
 
     @property
     def whole_batch(self) -> bool:
-        return bool(self.batch)
+        return self.mixes if self.batch is None else self.batch
 
     @property
     def averages(self) -> bool:
@@ -64,7 +65,7 @@ class Function(Likelihood):
         """Targets are the function's own affair."""
 
     def decided(self, output: Any, y: Any, count: int, name: str) -> Self:
-        """This loss with `batch` found by trying it on `count` examples; an error if it returns something else."""
+        """This loss with `mixes` found by trying it on `count` examples; an error if it returns something else."""
         try:
             found = self.loss(output, y)
         except Exception as error:
@@ -77,26 +78,26 @@ class Function(Likelihood):
             )
         if not bool(found.isfinite().all()):
             raise DataError(f"the loss of the first {count} examples of {name} is not finite: {found.tolist()}")
-        mixes = found.dim() == 0 or self._mixes(output, y, found)
+        mixes = found.dim() == 0 or self._depends(output, y, found)
         if self.batch is False and mixes:
             raise TaskError(
                 "batch=False says that each example has its own loss, and the loss of one depends on others: return "
                 "losses [B] of each example alone, or leave batch out"
             )
-        return replace(self, batch=mixes if self.batch is None else self.batch)
+        return replace(self, mixes=self.mixes or mixes)
 
-    def _mixes(self, output: Any, y: Any, found: Tensor) -> bool:
-        """Whether the first example's loss changes when the output of the second is another, or nan."""
-        if len(found) < 2:
-            return False
-        for change in (lambda row: 2 * row + 1, lambda row: row * torch.nan):
+    def _depends(self, output: Any, y: Any, found: Tensor) -> bool:
+        """Whether the loss of any example changes when the outputs of all others are other numbers, or nan."""
+        for row in range(len(found)) if len(found) > 1 else ():
+            others = torch.arange(len(found), device=found.device) != row
+            for factor, term in ((2.0, 1.0), (torch.nan, 0.0)):
 
-            def changed(leaf: Any, change: Callable[[Tensor], Tensor] = change) -> Any:
-                if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.shape[:1] != found.shape:
-                    return leaf
-                return torch.cat([leaf[:1], change(leaf[1:2]), leaf[2:]])
+                def changed(leaf: Any, others: Tensor = others, factor: float = factor, term: float = term) -> Any:
+                    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.shape[:1] != found.shape:
+                        return leaf
+                    return torch.where(others.view(-1, *[1] * (leaf.dim() - 1)), factor * leaf + term, leaf)
 
-            first = self.loss(tree_map(changed, output), y)[0]
-            if not torch.allclose(first, found[0], rtol=1e-5, atol=1e-8):
-                return True
+                again = self.loss(tree_map(changed, output), y)[row]
+                if not torch.allclose(again, found[row], rtol=1e-5, atol=1e-8):
+                    return True
         return False
