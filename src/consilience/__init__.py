@@ -41,16 +41,32 @@ from consilience.algorithms import (
 )  # fmt: skip
 from consilience.core import ConsilienceError, Gaussian, Point, Weighted, record
 from consilience.core.version import __version__
-from consilience.data import Data, Dataset, Federation, load, partition
+from consilience.data import Data, Dataset, Federation, Ragged, load, partition
 from consilience.engines import Distributed, Simulator
 from consilience.evaluation import evaluate
+from consilience.metrics import Metric
 from consilience.optim import SGD
 from consilience.report import plot, write_report
 from consilience.runs import fit, load_posterior, load_run
 from consilience.studies import compare, tune
-from consilience.tasks import Adversarial, Classification, MultiLabel, Regression, Task
+from consilience.tasks import (
+    CTC,
+    Adversarial,
+    Binary,
+    Classification,
+    Cox,
+    Heteroscedastic,
+    LanguageModel,
+    MultiLabel,
+    Ordinal,
+    Poisson,
+    Regression,
+    Supervised,
+    Task,
+)  # fmt: skip
 
 __all__ = [
+    "CTC",
     "EPGAN",
     "PFNM",
     "SAFL",
@@ -58,8 +74,10 @@ __all__ = [
     "SGD",
     "Adversarial",
     "Algorithm",
+    "Binary",
     "Classification",
     "ConsilienceError",
+    "Cox",
     "Data",
     "Dataset",
     "Distributed",
@@ -70,14 +88,21 @@ __all__ = [
     "FedProx",
     "Federation",
     "Gaussian",
+    "Heteroscedastic",
+    "LanguageModel",
     "LocalOnly",
+    "Metric",
     "MultiLabel",
+    "Ordinal",
     "Point",
+    "Poisson",
     "Pooled",
     "Private",
+    "Ragged",
     "Regression",
     "Robust",
     "Simulator",
+    "Supervised",
     "Switch",
     "Task",
     "Weighted",

@@ -102,7 +102,7 @@ def test_the_pages_with_examples_are_known():
         "fedep.md",
         "pfnm.md",
     }
-    assert {name for _, name in CONFIGS} == {"clinics.toml", "pumps.toml"}
+    assert {name for _, name in CONFIGS} == {"clinics.toml", "focal.toml", "pumps.toml"}
 
 
 def test_the_algorithm_of_the_guide_works_and_does_what_it_says(desk):

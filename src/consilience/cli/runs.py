@@ -49,6 +49,7 @@ def run(
     cohort = 10               # clients a round; default: all
     seed = 0
     out = "runs/mnist"
+    # eval_batch_size = 500   # test examples at once; default: 1000, or fewer if they are large
     # holdout = 0.2           # test on a share of each client's data in place of the test set
     # outside = "fashion-mnist"  # out-of-distribution examples, to score uncertainty
     [engine]                  # all optional: device, chunk, workers, compile, precision
@@ -98,6 +99,7 @@ def run(
             resume=resume,
             engine=engine,
             evaluate_every=section.evaluate_every,
+            eval_batch_size=section.eval_batch_size,
             callbacks=callbacks,
         )
     if not engine.leads:
@@ -163,6 +165,7 @@ def compare(
             cohort=section.cohort,
             engine=loaded.engine(),
             evaluate_every=section.evaluate_every,
+            eval_batch_size=section.eval_batch_size,
             outside=loaded.outside(),
         )
     result.print()

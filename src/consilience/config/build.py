@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from consilience import algorithms
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, Switch
 from consilience.config.components import Component, build, chosen, resolve
 from consilience.config.imports import with_files
 from consilience.config.schema import AlgorithmSection, Config, Deployment, Learning
-from consilience.config.tasks import build_task
+from consilience.config.tasks import CATEGORICAL, NUMBERS, build_task
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_options, partition
+from consilience.data.trees import form
 from consilience.engines import Distributed, Simulator
 from consilience.studies.setting import Setting
-from consilience.tasks import Adversarial, Classification, Regression, Task
+from consilience.tasks import Adversarial, Task
 
 ALGORITHMS: dict[str, type[Method]] = {
     name: kind
@@ -112,8 +115,9 @@ class LoadedConfig(Loaded):
         name, own, kind = self.config.run.outside, self.config.data, self.config.task.kind
         if name is None:
             return None
-        if kind != Classification.kind:
-            raise ConfigError(f"run.outside: this key is for task.kind = {Classification.kind!r}, and it is {kind!r}")
+        if kind not in CATEGORICAL and ":" not in kind:
+            named = " or ".join(map(repr, CATEGORICAL))
+            raise ConfigError(f"run.outside: this key is for task.kind = {named}, and it is {kind!r}")
         both = own.name in DATASETS and name in DATASETS
         root = {key: value for key, value in own.arguments.items() if key == "root" and both}
         return self._read(name, root, "run.outside").test
@@ -129,7 +133,7 @@ class LoadedConfig(Loaded):
             for key in arguments:
                 if key not in allowed:
                     raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *allowed])}")
-            numbers = {"numbers": self.config.task.kind == Regression.kind} if "numbers" in allowed else {}
+            numbers = {"numbers": self.config.task.kind in NUMBERS} if "numbers" in allowed else {}
             return load(name, **numbers | arguments)
         data = build(make, arguments, where.removesuffix(".name"), self.folder)
         if not isinstance(data, Data):
@@ -163,16 +167,19 @@ class LoadedDeployment(Loaded):
         """The names of all classes, by default their numbers; empty for tasks without classes. GANs need none, but
         their folders of images may be named so."""
         kind, sites = self.config.task.kind, self.config.federation
-        if kind not in (Classification.kind, Adversarial.kind):
+        if kind not in (*CATEGORICAL, Adversarial.kind):
             return ()
-        numbers = map(str, range(sites.outputs)) if kind == Classification.kind else ()
+        numbers = map(str, range(sites.outputs)) if kind in CATEGORICAL else ()
         return tuple(sites.classes or numbers)
 
 
 def shape_of(data: Dataset) -> tuple[list[int], int]:
-    """The shape of one example, and the number of outputs of a model for these data."""
-    outputs = len(data.classes) or (int(data.y.max()) + 1 if data.y.dim() == 1 else data.y.shape[-1])
-    return list(data.x.shape[1:]), outputs
+    """The shape of one example, empty unless x is one tensor, and the number of outputs of a model for these data."""
+    labels = data.labels
+    if labels is None and not isinstance(data.y, Tensor) and not data.classes:
+        raise ConfigError(f"{data.name}: the number of outputs for targets {form(data.y)} is not known: pass classes")
+    outputs = len(data.classes) or (data.y.shape[-1] if labels is None else int(labels.max()) + 1)
+    return list(data.x.shape[1:]) if isinstance(data.x, Tensor) else [], outputs
 
 
 def _method(component: Component, shared: Mapping[str, Any] | None = None) -> Method:

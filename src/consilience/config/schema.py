@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from consilience.core.checks import Count, Positive, violation
+from consilience.core.checks import Count, Fraction, NonNegative, Positive, violation
 from consilience.core.errors import nearest
 
 
@@ -39,17 +39,24 @@ class _Run(_Section):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     out: str | None = None
     evaluate_every: Count | None = None
+    eval_batch_size: Count | None = None
     checkpoint_every: Count = 10
     holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
     outside: str | None = None
 
 
 class TaskSection(_Section):
-    """Keys that are left out have no value here: each kind of task has defaults of its own."""
+    """Keys that are left out have no value here: each kind of task has defaults of its own. `arguments` are those of a
+    task of the user's own."""
 
     kind: str = "classification"
+    arguments: dict[str, Any] = {}
     noise: Positive | None = None
+    weights: list[NonNegative] | None = None
+    label_smoothing: Fraction | None = None
+    per_token: bool | None = None
     augment: list[dict[str, Any]] = []
+    batch_norm: Literal["estimated", "averaged"] | None = None
     objective: Any = None
     generators: Count | None = None
     discriminators: Count | None = None

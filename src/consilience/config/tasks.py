@@ -1,27 +1,54 @@
 """Tasks from the sections [model] and [task] of a config."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from consilience.config.components import build, chosen, resolve
+from consilience.config.components import Component, build, chosen, resolve
 from consilience.config.schema import Named, TaskSection
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import Compose, Crop, Flip
 from consilience.models import MODELS, Pair
-from consilience.tasks import Adversarial, Classification, LeastSquares, MultiLabel, Objective, Regression, Wasserstein
-from consilience.tasks.task import Task
+from consilience.tasks import (
+    CTC,
+    Adversarial,
+    Binary,
+    Classification,
+    Cox,
+    Heteroscedastic,
+    LanguageModel,
+    LeastSquares,
+    MultiLabel,
+    Objective,
+    Ordinal,
+    Poisson,
+    Regression,
+    Task,
+    Wasserstein,
+)
 
-SUPERVISED: dict[str, Any] = {kind.kind: kind for kind in (Classification, Regression, MultiLabel)}
+LIKELIHOODS = (
+    Classification, Binary, Ordinal, MultiLabel, Regression, Heteroscedastic, Poisson, LanguageModel, CTC, Cox
+)  # fmt: skip
+SUPERVISED: dict[str, Any] = {kind.kind: kind for kind in LIKELIHOODS}
+CATEGORICAL = (Classification.kind, Binary.kind, Ordinal.kind)  # predictions are probabilities of classes
+NUMBERS = (Regression.kind, Heteroscedastic.kind, Poisson.kind)  # targets are columns of numbers
+OUTPUTS: dict[str, Callable[[int], int]] = {  # of a model, for so many classes or target columns
+    Binary.kind: lambda classes: 1,
+    Ordinal.kind: lambda classes: classes - 1,
+    Heteroscedastic.kind: lambda columns: 2 * columns,
+    Cox.kind: lambda columns: 1,
+}
 TASKS = (*SUPERVISED, Adversarial.kind)
 OBJECTIVES: dict[str, type[Objective]] = {"wasserstein": Wasserstein, "least-squares": LeastSquares}
 AUGMENTATIONS = {"Crop": Crop, "Flip": Flip}
 PLAYERS = ("generators", "discriminators", "pace")  # keys that are Adversarial's own arguments
-KINDS = {"noise": (Regression.kind,), "augment": tuple(SUPERVISED)}  # the kinds of task that have a key
-KINDS |= dict.fromkeys(("objective", *PLAYERS), (Adversarial.kind,))
+OPTIONS = {"noise": Regression.kind, "per_token": LanguageModel.kind}  # keys that are a task's own arguments
+OPTIONS |= dict.fromkeys(("weights", "label_smoothing"), Classification.kind)
+KINDS = {**OPTIONS, **dict.fromkeys(("objective", *PLAYERS), Adversarial.kind)}  # the kind of task that has a key
 
 
 def build_task(
@@ -34,6 +61,7 @@ def build_task(
     for step in steps:
         if isinstance(step, Crop):
             shape[-2:] = [step.size, step.size]
+    outputs = OUTPUTS.get(section.kind, int)(outputs)
     model, name = _model(model_section, folder, shape, outputs, seed), model_section.name
     if section.kind == Adversarial.kind:
         return _adversarial(section, model, name, folder)
@@ -44,19 +72,51 @@ def build_task(
         )
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model.name: {name} must return a torch.nn.Module")
-    options = {} if section.noise is None else {"noise": section.noise}
-    task: Task = SUPERVISED[section.kind](model, augment=Compose(tuple(steps)) if steps else None, **options)
+    given: dict[str, Any] = {"augment": Compose(tuple(steps))} if steps else {}
+    given |= {} if section.batch_norm is None else {"batch_norm": section.batch_norm}
+    if ":" in section.kind:
+        return _own(section, model, given, folder)
+    options = {key: value for key in OPTIONS if (value := getattr(section, key)) is not None}
+    task: Task = SUPERVISED[section.kind](model, **given, **options)
+    return task
+
+
+def _own(section: TaskSection, model: torch.nn.Module, given: dict[str, Any], folder: Path) -> Task:
+    """A task of the user's own: a class, or a function of the module, with the arguments of [task.arguments]."""
+    make = resolve(section.kind, {}, "task.kind", folder)
+    parameters = inspect.signature(make).parameters
+    names, any_name = list(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    wrong = ConfigError(
+        f"task.kind: {section.kind} must be a subclass of consilience.Task, or a function that takes the module and "
+        "returns a task"
+    )
+    if not names or (inspect.isclass(make) and not issubclass(make, Task)):
+        raise wrong
+    for key in given:
+        if not (key in names or any_name):
+            raise ConfigError(f"task.{key}: {section.kind} has no argument {key}")
+    task = Component(make, section.arguments, "task.arguments", folder).build(**{names[0]: model}, **given)
+    if not isinstance(task, Task):
+        raise wrong
     return task
 
 
 def _check_keys(section: TaskSection) -> None:
     """Refuse an unknown kind, and keys of another kind."""
-    if section.kind not in TASKS:
-        raise ConfigError(f"task.kind: unknown kind {section.kind!r}; {nearest(section.kind, TASKS)}")
-    for key, kinds in KINDS.items():
-        if getattr(section, key) not in (None, []) and section.kind not in kinds:
-            named = " or ".join(repr(kind) for kind in kinds)
-            raise ConfigError(f"task.{key}: this key is for task.kind = {named}, and it is {section.kind!r}")
+    if section.kind not in TASKS and ":" not in section.kind:
+        raise ConfigError(
+            f"task.kind: unknown kind {section.kind!r}; {nearest(section.kind, TASKS)}; or file.py:Name for your own"
+        )
+    for key, kind in KINDS.items():
+        if getattr(section, key) is not None and section.kind != kind:
+            raise ConfigError(f"task.{key}: this key is for task.kind = {kind!r}, and it is {section.kind!r}")
+    for key in ("augment", "batch_norm"):
+        if getattr(section, key) and section.kind == Adversarial.kind:
+            raise ConfigError(f"task.{key}: this key is for supervised tasks, and task.kind is {section.kind!r}")
+    if section.arguments and section.kind in TASKS:
+        raise ConfigError(
+            f"task.arguments: these are for a task of your own (task.kind = 'file.py:Name'), and it is {section.kind!r}"
+        )
 
 
 def _model(section: Named, folder: Path, inputs: list[int], outputs: int, seed: int) -> Any:

@@ -1,8 +1,8 @@
 """Records: messages, states and checkpoints, in one format.
 
-A record is a frozen dataclass whose fields are tensors, records, tuples of these, or None; a `static` field holds a
-plain value. A record is a pytree, so `tree_map` reaches every tensor, and messages are fused by adding leaf by leaf.
-`pack` writes safetensors bytes with named arrays and the type in the header; `unpack` reads them and refuses an
+A record is a frozen dataclass whose fields are tensors, records, tuples or dicts of these, or None; a `static` field
+holds a plain value. A record is a pytree, so `tree_map` reaches every tensor, and messages are fused by adding leaf by
+leaf. `pack` writes safetensors bytes with named arrays and the type in the header; `unpack` reads them and refuses an
 unexpected type, shape or dtype. No code from a file is executed.
 """
 
@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
-Tree = Any  # a tensor, a record, a tuple of trees, or None: Python's types cannot say this recursively
+Tree = Any  # a tensor, a record, a tuple or a dict of trees, or None: Python's types cannot say this recursively
 _types: dict[str, type] = {}
 _fields: dict[type, tuple[list[str], list[str]]] = {}  # the names of a type's trees, and of its static fields
 _USER_FILE = re.compile(r"^consilience_user_[0-9a-f]{8}_")  # as `config` names the modules of users' files
@@ -157,13 +157,22 @@ def _children(tree: Tree) -> list[tuple[str, Tree]]:
         return [("value", tree)]
     if isinstance(tree, tuple):
         return [(str(i), child) for i, child in enumerate(tree)]
+    if isinstance(tree, dict):
+        return [(_key(name), child) for name, child in tree.items()]
     return [(name, getattr(tree, name)) for name in _moving(type(tree))]
+
+
+def _key(name: Any) -> str:
+    if not isinstance(name, str):
+        raise RecordError(f"the keys of a dict must be text, got {name!r}")
+    return name
 
 
 def _moving(kind: type) -> list[str]:
     if kind not in _fields:
         raise RecordError(
-            f"a {kind.__name__} cannot be part of a record; fields hold tensors, records, tuples of these or None"
+            f"a {kind.__name__} cannot be part of a record; fields hold tensors, records, tuples or dicts of "
+            "these, or None"
         )
     return _fields[kind][0]
 
@@ -180,6 +189,10 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         return fn(tree, *others)
     if isinstance(tree, tuple):
         return tuple(tree_map(fn, *parts) for parts in zip(tree, *others, strict=True))
+    if isinstance(tree, dict):
+        if any(other.keys() != tree.keys() for other in others):
+            raise RecordError(f"dicts differ in their keys: {', '.join(map(str, tree))}")
+        return {name: tree_map(fn, child, *(other[name] for other in others)) for name, child in tree.items()}
     kind = type(tree)
     names, static = _moving(kind), _static(tree)
     if any(_static(other) != static for other in others):
@@ -223,6 +236,8 @@ def _describe(tree: Tree) -> Any:
     if isinstance(tree, tuple):
         return [_describe(child) for _, child in children]
     fields = {name: _describe(child) for name, child in children}
+    if isinstance(tree, dict):
+        return {"dict": fields}
     structure = {"type": type_name(type(tree)), "fields": fields}
     return structure | ({"static": static} if (static := _named_static(tree)) else {})
 
@@ -280,6 +295,8 @@ def _build(structure: Any, arrays: dict[str, Tensor], path: str) -> Tree:
         return arrays[path or "value"]
     if isinstance(structure, list):
         return tuple(_build(part, arrays, f"{path}.{i}" if path else str(i)) for i, part in enumerate(structure))
+    if "dict" in structure:
+        return {key: _build(part, arrays, f"{path}.{key}" if path else key) for key, part in structure["dict"].items()}
     name, fields, fixed = structure["type"], structure["fields"], structure.get("static", {})
     if name not in _types:
         raise RecordError(f"unknown record type {name!r}; {nearest(name, _types)}")
@@ -299,7 +316,9 @@ def check(value: Tree, like: Tree, what: str = "record") -> None:
     """Raise a RecordError unless `value` has the structure, shapes and dtypes of `like`."""
     if _describe(value) != _describe(like):
         raise RecordError(f"{what}: expected {_name(like)}, got {_name(value)}")
-    for (name, got), (_, wanted) in zip(leaves(value), leaves(like), strict=True):
+    expected = dict(leaves(like))  # by name: dicts may differ in order
+    for name, got in leaves(value):
+        wanted = expected[name]
         if got.shape != wanted.shape:
             raise RecordError(f"{what}: {name} has shape {tuple(got.shape)} where {tuple(wanted.shape)} was expected")
         if got.dtype != wanted.dtype:
@@ -310,5 +329,6 @@ def _name(tree: Tree) -> str:
     if tree is None or isinstance(tree, Tensor):
         return "None" if tree is None else "Tensor"
     inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in _children(tree)}
-    inner |= {} if isinstance(tree, tuple) else {name: f"={value!r}" for name, value in _named_static(tree).items()}
+    if not isinstance(tree, tuple | dict):
+        inner |= {name: f"={value!r}" for name, value in _named_static(tree).items()}
     return f"{type(tree).__name__}({', '.join(name + what for name, what in inner.items())})"

@@ -7,9 +7,10 @@ from typing import Any
 SHORT = {
     "accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier", "mse": "MSE", "rmse": "RMSE", "mae": "MAE",
     "r2": "R²", "micro_f1": "micro F1", "macro_f1": "macro F1", "fid": "FID", "d_mse": "D-MSE",
+    "auroc": "AUROC",
 }  # fmt: skip
 LONG = {
-    "loss": "Training loss",
+    "loss": "Loss",
     "accuracy": "Accuracy",
     "nll": "Negative log-likelihood",
     "ece": "Expected calibration error",
@@ -18,6 +19,12 @@ LONG = {
     "rmse": "Root mean squared error",
     "mae": "Mean absolute error",
     "r2": "R², share of variance explained",
+    "perplexity": "Perplexity of a token",
+    "bits_per_token": "Bits per token",
+    "label_error_rate": "Label error rate",
+    "sequence_error_rate": "Share of wrong sequences",
+    "concordance": "Concordance, share of pairs in the right order",
+    "auroc": "Area under the ROC curve",
     "fid": "Fréchet inception distance",
     "classifier_distance": "Fréchet distance of a classifier's features",
     "classifier_score": "Score by a classifier, exp E KL(p(y|x) ‖ p(y))",

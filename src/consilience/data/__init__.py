@@ -7,8 +7,9 @@ from consilience.data.cohort import Cohort, Info
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
 from consilience.data.loaders import DATASETS, HEART_FEATURES, heart_disease, image_parquet, load, loader_options
+from consilience.data.ragged import Ragged
 
 __all__ = [
     "DATASETS", "HEART_FEATURES", "Batch", "Cohort", "Compose", "Crop", "Data", "Dataset", "Federation", "Flip", "Info",
-    "augment", "heart_disease", "image_parquet", "load", "loader_options", "partition",
+    "Ragged", "augment", "heart_disease", "image_parquet", "load", "loader_options", "partition",
 ]  # fmt: skip

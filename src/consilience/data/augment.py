@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from consilience.core import Count, DataError, Size, check_types, keys
+from consilience.data.dataset import Dataset
+from consilience.data.trees import form
 
 
 class Augmentation(Protocol):
@@ -88,3 +90,9 @@ class Compose:
 def _uniform(augmentation: Augmentation, key: Tensor, count: int) -> Tensor:
     """[K, count] in [0, 1) from a key of the augmentation's own: number b belongs to image b in any batch."""
     return keys.uniform(keys.fold(key, type(augmentation).__name__), count, torch.float32)
+
+
+def check_augmentable(augmentation: Augmentation | None, data: Dataset) -> None:
+    """Refuse augmentation of inputs that are not one tensor."""
+    if augmentation is not None and not isinstance(data.x, Tensor):
+        raise DataError(f"{data.name}: augmentation is for inputs of one tensor, and x is {form(data.x)}")

@@ -2,17 +2,22 @@
 
 from torch import Tensor
 
-from consilience.core.records import record
+from consilience.core.records import Tree, record
 
 
 @record
 class Batch:
-    """Examples of each client: x [K, B, ...], y [K, B, ...]; w [K, B] is 0 for padding; key [K] for dropout."""
+    """Examples of each client: x and y, trees of [K, B, ...]; w [K, B] is 0 for padding; key [K] for dropout."""
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     w: Tensor
     key: Tensor
+
+    @property
+    def size(self) -> int:
+        """B, the number of rows, with those of weight 0."""
+        return self.w.shape[-1]
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of values [B, ...] over one client's examples; padding has weight 0."""

@@ -7,21 +7,23 @@ import torch
 from torch import Tensor
 
 from consilience.core import ConsilienceError, Tree, keys, record, rows
-from consilience.data.augment import Augmentation
+from consilience.data.augment import Augmentation, check_augmentable
 from consilience.data.batch import Batch
-from consilience.data.dataset import Dataset, rows_at
+from consilience.data.dataset import Dataset
 from consilience.data.federation import Federation
+from consilience.data.trees import Widths, rows_at
 
 Change = Callable[[Tensor, Tensor], Tensor]  # of inputs [K, B, ...] by keys [K]
-Take = Callable[[Dataset, Tensor, Tensor, "Change | None", torch.dtype], tuple[Tensor, Tensor]]
+Take = Callable[[Dataset, Tensor, Tensor, "Change | None", torch.dtype, "Widths | None"], tuple[Tree, Tree]]
 
 
 def take(
-    data: Dataset, chosen: Tensor, key: Tensor, change: Change | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Model inputs, augmented by keys [K], and targets of the examples `chosen` [K, B]."""
-    x = data.inputs(chosen, dtype)
-    return x if change is None else change(x, key), data.targets(chosen, dtype)
+    data: Dataset, chosen: Tensor, key: Tensor, change: Change | None, dtype: torch.dtype, width: Widths | None = None
+) -> tuple[Tree, Tree]:
+    """Model inputs, augmented by keys [K], and targets of the examples `chosen` [K, B]; rows of different lengths are
+    padded to their longest, or to `width`."""
+    x = data.inputs(chosen, dtype, width)
+    return x if change is None else change(x, key), data.targets(chosen, dtype, width)
 
 
 @record
@@ -63,6 +65,7 @@ class Cohort:
         self.federation, self.ids, self.round, self.round_size = federation, ids, round, round_size
         self.examples = federation.examples if examples is None else examples
         self.device, self.dtype = federation.order.device, dtype
+        check_augmentable(augment, federation.data)
         self.notes: dict[str, Tensor] = {}
         offsets, self._sizes = federation.part(ids, round)
         if bool((self._sizes.diff() > 0).any()):
@@ -70,6 +73,7 @@ class Cohort:
         self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
         # Compiled code needs one batch size in all rounds: that of the largest part, the first of the largest client.
         self._largest = -(-int(federation.sizes.max()) // federation.steps) if static else int(self._sizes[0])
+        self._width = federation.data.widths if static else None  # and one width of rows of different lengths
         key = keys.key(seed, purpose="client", round=round, client=ids)
         self._offsets, self._n, self._key = (t.to(self.device, non_blocking=True) for t in (offsets, self._sizes, key))
         self.n = self._n.to(dtype).unsqueeze(1)
@@ -120,15 +124,15 @@ class Cohort:
         """Standard normal [k, *shape]; the same `tag` gives the same noise within a round."""
         return keys.normal(keys.fold(self._key[:k], tag), *shape, dtype=self.dtype, device=self.device)
 
-    def glimpse(self, count: int = 2) -> Tensor:
+    def glimpse(self, count: int = 2) -> Tree:
         """A few inputs [count, …] of the first client, without augmentation: to try a network on."""
         first = self.federation.order[int(self._offsets[0]) :][: min(count, int(self._sizes[0]))]
         return self.federation.data.inputs(first, self.dtype)
 
     def label_counts(self, classes: int) -> Tensor | None:
         """Examples of each class at each client, [K, classes]; None without class labels."""
-        y = self.federation.data.y
-        if y.dim() != 1 or y.is_floating_point():
+        y = self.federation.data.labels
+        if y is None:
             return None
         position = torch.arange(int(self._n.sum()), device=self.device)
         owner = torch.arange(len(self), device=self.device).repeat_interleave(self._n)
@@ -160,5 +164,5 @@ class Cohort:
             k = int((self._sizes > step * size).sum())
             columns = slice(step * size, (step + 1) * size)
             w, own = weight[:k, columns], key[:k, step]
-            x, y = take(self.federation.data, index[:k, columns], own, change, self.dtype)
+            x, y = take(self.federation.data, index[:k, columns], own, change, self.dtype, self._width)
             yield k, Batch(x, y, w, own)

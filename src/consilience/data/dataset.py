@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, overload
 
@@ -12,16 +12,26 @@ from torch.utils.data import DataLoader
 
 from consilience.core.display import clip, facts
 from consilience.core.errors import DataError
+from consilience.core.records import Tree, rows, tree_map
 from consilience.core.text import plural
-from consilience.data.sources import read_source, to_ids, to_tensor
+from consilience.data.ragged import Ragged
+from consilience.data.sources import read_source
+from consilience.data.tensors import to_ids, to_tensor
+from consilience.data.trees import (
+    Entry,
+    Widths,
+    batch_of,
+    check_names,
+    entries,
+    form,
+    in_dtype,
+    map_entries,
+    to_tree,
+    widths,
+)
 
 Source = Any
 """A Dataset, or anything that `Dataset.of` reads."""
-
-
-def rows_at(table: Tensor, index: Tensor) -> Tensor:
-    """A fresh copy of `table[index]` for an index of any shape; ten times faster than indexing for rows of bytes."""
-    return table.index_select(0, index.reshape(-1)).view(*index.shape, *table.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +39,12 @@ class Dataset:
     """N examples. Images are stored as uint8 and become inputs batch by batch: `x.float() * scale + shift`, with scale
     and shift broadcast against one example.
 
+    `x` is one tensor, a tuple of tensors, or a dict of tensors, all with N rows: the arguments of the module, by
+    position or by name. Any of them may be `Ragged`, which has rows of different lengths and is padded in a batch.
+    `scale` and `shift` are for one tensor.
+
     `y` is [N] int64 for classes, [N, D] float for regression, [N, L] float or uint8 in {0, 1} for multi-label.
+    A target for each place of a sequence is `Ragged`, padded with a value that the loss ignores.
     `groups` holds further columns [N] int64 (writer, hospital, coarse label) with their names, if any.
 
     Arrays, tables and lists of numbers become tensors, those of float64 in torch's default type; a tensor keeps its
@@ -40,8 +55,8 @@ class Dataset:
     indices or a mask, is a Dataset of these rows.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     _: KW_ONLY
     classes: tuple[str, ...] = ()
     groups: Mapping[str, Tensor] = field(default_factory=dict)
@@ -65,8 +80,12 @@ class Dataset:
         Hugging Face data set.
 
         Of a source with columns, `target` is the column to predict, `groups` are columns of ids or names, such as
-        hospital, and `inputs` are the columns of features, by default all others. Names of classes are numbered in
-        their sorted order. Images become inputs from 0 to 1.
+        hospital, and `inputs` are the columns of features, by default all others. If one of several columns holds
+        images, vectors or lists, x is a dict by the columns' names. Names of classes are numbered in their sorted
+        order. Images become inputs from 0 to 1. Lists and arrays of different lengths become `Ragged`, padded with 0;
+        as targets of whole numbers, with −100, which torch's cross-entropy ignores.
+
+        An example of a torch Dataset is a pair of inputs and a target. Its inputs may be a tuple or a dict.
         """
         if isinstance(source, DataLoader):
             source = source.dataset
@@ -80,50 +99,72 @@ class Dataset:
 
     def __post_init__(self) -> None:
         scales = {what: value for what, value in (("scale", self.scale), ("shift", self.shift)) if value is not None}
-        given = {"x": self.x, "y": self.y, **scales}
-        found = {what: to_tensor(value, f"{self.name}: {what}") for what, value in given.items()}
-        if found["y"].dim() == 1 and not found["y"].is_floating_point():
-            found["y"] = found["y"].long()
+        found = {name: to_tensor(value, f"{self.name}: {name}") for name, value in scales.items()}
+        found |= {name: to_tree(getattr(self, name), f"{self.name}: ", name) for name in ("x", "y")}
+        found["y"] = map_entries(_labels, found["y"])
         groups = {name: to_ids(column, f"{self.name}: group {name!r}") for name, column in self.groups.items()}
         for name, value in {**found, "groups": groups, "classes": tuple(map(str, self.classes))}.items():
             object.__setattr__(self, name, value)
         self._check()
 
     def _check(self) -> None:
-        if not (self.x.dim() and self.y.dim()):
-            raise DataError(f"{self.name}: x and y must have a row for each example")
-        for what, rows in {"y": self.y, **self.groups}.items():
-            if len(rows) != len(self.x):
-                raise DataError(f"{self.name}: x has {len(self.x)} rows but {what} has {len(rows)}")
-        for what, rows in (("x", self.x), ("y", self.y)):
-            if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
+        (first, _), *_rest = self._entries()
+        for what, column in (*self._entries(), *self.groups.items()):
+            if len(column) != len(self):
+                raise DataError(f"{self.name}: {first} has {len(self)} rows but {what} has {len(column)}")
+        for what, column in self._entries():
+            values = column.values if isinstance(column, Ragged) else column
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                 raise DataError(f"{self.name}: {what} holds values that are not finite; fill or drop them first")
-        if self.classes and self.y.dim() == 1 and not self.y.is_floating_point() and len(self):
-            low, high, count = int(self.y.min()), int(self.y.max()), len(self.classes)
+        for what in ("x", "y"):
+            check_names(getattr(self, what), f"{self.name}: {what}")
+        if not (self.scale is None and self.shift is None) and not isinstance(self.x, Tensor):
+            raise DataError(f"{self.name}: scale and shift are for x of one tensor: scale the entries of x beforehand")
+        if self.classes and self.labels is not None and len(self):
+            low, high, count = int(self.labels.min()), int(self.labels.max()), len(self.classes)
             if not 0 <= low <= high < count:
                 raise DataError(
                     f"{self.name}: labels lie in {low}..{high}, but classes has {plural(count, 'name')} "
                     f"(labels 0..{count - 1} are allowed)"
                 )
 
+    def _entries(self) -> list[tuple[str, Entry]]:
+        return [*entries(self.x, "x"), *entries(self.y, "y")]
+
+    @property
+    def labels(self) -> Tensor | None:
+        """y if it holds class labels [N], else None."""
+        y = self.y
+        return y if isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point() else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the examples are stored."""
+        return self._entries()[0][1].device
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The longest row of every `Ragged` entry by its name, such as x.tokens: `inputs(…, width=data.widths)` has one
+        shape for any rows."""
+        return widths(self.x, "x") | widths(self.y, "y")
+
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self._entries()[0][1])
 
     @overload
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
+    def __getitem__(self, index: int) -> tuple[Tree, Tree]: ...
 
     @overload
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> Dataset: ...
 
-    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> Dataset | tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> Dataset | tuple[Tree, Tree]:
         if isinstance(index, int):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"{self.name} has {plural(len(self), 'example')}, and no index {index}")
-            row = torch.tensor([index % len(self)], device=self.x.device)
-            return self.inputs(row)[0], self.targets(row)[0]
-        index = torch.arange(len(self), device=self.x.device)[index]  # a copy also of a slice, not a view of all rows
-        groups = {name: column[index] for name, column in self.groups.items()}
-        return replace(self, x=self.x[index], y=self.y[index], groups=groups)
+            row = torch.tensor([index % len(self)], device=self.device)
+            return rows(self.inputs(row), 0), rows(self.targets(row), 0)
+        index = torch.arange(len(self), device=self.device)[index]  # a copy also of a slice, not a view of all rows
+        return self._mapped(lambda column: column[index])
 
     def __repr__(self) -> str:
         parts = [plural(len(self), "example"), f"x {form(self.x)}", f"y {form(self.y)}"]
@@ -144,36 +185,40 @@ class Dataset:
             ],
         )
 
-    def inputs(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Rows `index` (any shape) as model inputs; integers without a scale (token ids) stay integers."""
-        x = rows_at(self.x, index)
-        if self.scale is not None:
-            x = x.to(dtype).mul_(self.scale.to(dtype))
-        elif x.is_floating_point():
-            x = x.to(dtype)
+    def inputs(self, index: Tensor, dtype: torch.dtype = torch.float32, width: Widths | None = None) -> Tree:
+        """Rows `index` (any shape) as model inputs, a tree like x; integers without a scale (token ids) stay integers.
+        `Ragged` entries are padded to the longest of these rows, or to their `width` by name, and are followed by
+        their masks and lengths."""
+        x = batch_of(self.x, index, width, "x")
+        x = in_dtype(x, dtype) if self.scale is None else x.to(dtype).mul_(self.scale.to(dtype))
         return x if self.shift is None else x.add_(self.shift.to(dtype))
 
-    def targets(self, index: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def targets(self, index: Tensor, dtype: torch.dtype = torch.float32, width: Widths | None = None) -> Tree:
         """Targets of rows `index`; real-valued ones and bytes (many labels, 0 or 1) in the model's dtype."""
-        y = rows_at(self.y, index)
-        return y.to(dtype) if y.is_floating_point() or y.dtype == torch.uint8 else y
+
+        def target(y: Tensor) -> Tensor:
+            return y.to(dtype) if y.is_floating_point() or y.dtype == torch.uint8 else y
+
+        return tree_map(target, batch_of(self.y, index, width, "y"))
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data set with its tensors on `device`."""
         return replace(
-            self,
-            x=self.x.to(device),
-            y=self.y.to(device),
-            groups={name: column.to(device) for name, column in self.groups.items()},
+            self._mapped(lambda column: column.to(device)),
             scale=None if self.scale is None else self.scale.to(device),
             shift=None if self.shift is None else self.shift.to(device),
         )
 
+    def _mapped(self, fn: Callable[[Any], Any]) -> Dataset:
+        """The same data set with `fn` applied to x, y and all groups."""
+        groups = {name: fn(column) for name, column in self.groups.items()}
+        return replace(self, x=map_entries(fn, self.x), y=map_entries(fn, self.y), groups=groups)
 
-def form(column: Tensor) -> str:
-    """The shape of one example and its type: 28 × 28 uint8."""
-    each = " × ".join(str(n) for n in column.shape[1:])
-    return f"{each} {column.dtype}".replace("torch.", "").strip()
+
+def _labels(y: Entry) -> Entry:
+    """Labels of any integer type, or bool, in int64: one for each example, or for each place of a row."""
+    one = y.dim() == (2 if isinstance(y, Ragged) else 1)
+    return y.long() if one and not y.is_floating_point() else y
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -12,16 +13,21 @@ from torch import Tensor
 
 from consilience.core import DataError, keys
 from consilience.core.display import clip, facts, table
-from consilience.core.text import plural
-from consilience.data.dataset import Dataset, Source, form
-from consilience.data.sources import to_ids
+from consilience.core.errors import nearest
+from consilience.core.text import listing, plural
+from consilience.data.dataset import Dataset, Source
+from consilience.data.tensors import to_ids
+from consilience.data.trees import cat, form, map_entries
 
 FEW = 10  # clients, or classes, that a notebook shows as a table
+NAMED = 4  # silos whose names are the name of their joint data
+UNNAMED = "data"  # the default name of a Dataset
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Client k holds the rows `order[offsets[k]:offsets[k + 1]]` of `data`: two flat tensors for any number of clients.
+    The clients' names differ; a client whose name is not known has an empty one.
 
     With `steps` > 1 it is a stream: in round r a client learns from part (r − 1) mod steps of its rows. All methods
     but `part` refer to all rows.
@@ -34,6 +40,14 @@ class Federation:
     names: tuple[str, ...] | None = None
     how: str = ""
     steps: int = 1
+
+    def __post_init__(self) -> None:
+        known = [name for name in self.names or () if name]
+        if len(set(known)) < len(known):
+            twice = next(name for name, count in Counter(known).items() if count > 1)
+            raise DataError(f"{self.data.name}: two clients have the same name, {twice!r}: give every client its own")
+        if self.names is not None and len(self.names) != len(self):
+            raise DataError(f"{self.data.name}: {plural(len(self.names), 'name')} for {plural(len(self), 'client')}")
 
     @classmethod
     def from_owner(
@@ -60,16 +74,20 @@ class Federation:
         return cls(data, owner.argsort(stable=True), offsets, names=names, how=how)
 
     @classmethod
-    def from_silos(cls, silos: Mapping[str, Source], *, how: str = "silos") -> Federation:
-        """A federation from one data set a client, by name, with the same classes, scales and shape of an example."""
-        silos = {name: Dataset.of(silo) for name, silo in silos.items()}
-        _check_alike(silos)
-        first = next(iter(silos.values()))
-        x, y = (torch.cat([getattr(silo, name) for silo in silos.values()]) for name in "xy")
-        data = replace(first, x=x, y=y, groups={}, group_names={})
-        sizes = torch.tensor([len(silo) for silo in silos.values()])
-        owner = torch.arange(len(silos)).repeat_interleave(sizes)
-        return cls.from_owner(data, owner, names=tuple(silos), how=how)
+    def from_silos(cls, silos: Mapping[str, Source] | Sequence[Source], *, how: str = "silos") -> Federation:
+        """A federation from one data set a client, by name, with the same classes, scales and shape of an example. The
+        clients of a list have numbers instead of names. The joint data have the name that all silos' data have in
+        common; otherwise they are named after up to four silos, or by the number of silos."""
+        if not isinstance(silos, Mapping | list | tuple):
+            raise DataError(f"from_silos takes a dict of data sets by name, or a list, not a {type(silos).__name__}")
+        names = tuple(map(str, silos)) if isinstance(silos, Mapping) else None
+        parts = [Dataset.of(silo) for silo in (silos.values() if isinstance(silos, Mapping) else silos)]
+        _check_alike(dict(zip(names or map(str, range(len(parts))), parts, strict=True)))
+        x, y = (map_entries(lambda *each: cat(*each), *(getattr(part, name) for part in parts)) for name in "xy")
+        note = parts[0].note if len({part.note for part in parts}) == 1 else ""
+        data = replace(parts[0], x=x, y=y, groups={}, group_names={}, name=_joint_name(parts, names), note=note)
+        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
+        return cls.from_owner(data, owner, names=names, clients=len(parts), how=how)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -111,13 +129,24 @@ class Federation:
         """A client's name in logs and tables: its number if it has none."""
         return str(client) if self.names is None else self.names[client]
 
+    def number(self, client: int | str) -> int:
+        """A client's number, by its name or its number; a DataError if there is no such client."""
+        if isinstance(client, str):
+            names = [self.name(k) for k in range(len(self))]
+            if client not in names:
+                raise DataError(f"there is no client {client!r}; {clip(nearest(client, names), 300)}")
+            return names.index(client)
+        if not 0 <= client < len(self):
+            raise DataError(f"there is no client {client}: clients have numbers 0..{len(self) - 1}")
+        return client
+
     def indices(self, client: int) -> Tensor:
         """The rows of `data` that a client holds."""
         return self.order[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
-    def client(self, client: int) -> Dataset:
-        """The examples of a client."""
-        return self.data[self.indices(client)]
+    def client(self, client: int | str) -> Dataset:
+        """The examples of a client, by its number or its name."""
+        return self.data[self.indices(self.number(client))]
 
     def owner(self) -> Tensor:
         """The client of every example, in the order of `order`."""
@@ -125,10 +154,10 @@ class Federation:
 
     def label_counts(self) -> Tensor | None:
         """Examples of each class at each client, [clients, classes]; None without class labels."""
-        y = self.data.y[self.order].cpu()  # where the owners are
-        if y.dim() != 1 or y.is_floating_point():
+        if self.data.labels is None:
             return None
-        classes = len(self.data.classes) or int(self.data.y.max()) + 1
+        y = self.data.labels[self.order].cpu()  # where the owners are
+        classes = len(self.data.classes) or int(self.data.labels.max()) + 1
         return torch.bincount(self.owner() * classes + y, minlength=len(self) * classes).view(len(self), classes)
 
     def part(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
@@ -201,6 +230,13 @@ class Federation:
                 f"but {len(short)} of {len(self)} have fewer, among them {who!r} with {n}"
             )
         return self
+
+
+def _joint_name(parts: Sequence[Dataset], names: tuple[str, ...] | None) -> str:
+    common = {part.name for part in parts}
+    if len(common) == 1 and common != {UNNAMED}:
+        return common.pop()
+    return listing(names) if names is not None and len(names) <= NAMED else plural(len(parts), "silo")
 
 
 def _check_alike(silos: Mapping[str, Dataset]) -> None:

@@ -24,6 +24,7 @@ from consilience.data.allocation import (
 )
 from consilience.data.dataset import Dataset, Source
 from consilience.data.federation import Federation
+from consilience.data.trees import form
 
 
 def iid(data: Source, clients: int, *, seed: int = 0) -> Federation:
@@ -217,13 +218,12 @@ def _check(source: Source, clients: int, minimum: int = 1, **concentrations: flo
 
 def _labels(data: Dataset, partitioner: str) -> Ints:
     """Labels as 0..C−1, C the number that occur."""
-    if data.y.dim() != 1 or data.y.is_floating_point():
-        found = f"{data.y.dtype}".removeprefix("torch.") + f" {list(data.y.shape)}"
+    if data.labels is None:
         raise DataError(
-            f"{partitioner} divides by class label, but the targets of {data.name} are {found}: "
+            f"{partitioner} divides by class label, but a target of {data.name} is {form(data.y)}: "
             "use iid, quantity or by_group"
         )
-    return np.unique(_numpy(data.y), return_inverse=True)[1]
+    return np.unique(_numpy(data.labels), return_inverse=True)[1]
 
 
 def _group(data: Dataset, group: str) -> Ints:

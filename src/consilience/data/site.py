@@ -9,17 +9,19 @@ from PIL import Image
 from torch import Tensor
 
 from consilience.core.errors import DataError, nearest
+from consilience.core.records import Tree
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
 from consilience.data.loaders.arrays import class_numbers, read_arrays
 from consilience.data.loaders.files import normalisation
 from consilience.data.loaders.silos import CSV, Table, agreed_scale, in_order, own_scale, read_table
 from consilience.data.sources import pixels_of
+from consilience.data.trees import form, tensors
 
 _TEST = "test"
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 Scaling = Mapping[str, Mapping[str, float]]
-Part = tuple[Tensor, Tensor]  # x, y
+Part = tuple[Tree, Tree]  # x, y
 
 
 def read_site(
@@ -40,7 +42,9 @@ def read_site(
     - a CSV file, or a folder of CSV files whose rows are joined; rows of its `test.csv`, or of files in `test/`, are
       held out;
     - a folder with a folder of images for each class, all of one size, grey or in colours; likewise `test/`;
-    - a .npz or .safetensors file with arrays x and y, and optionally x_test and y_test.
+    - a .npz or .safetensors file with arrays x and y, and optionally x_test and y_test. Several inputs are arrays x.0,
+      x.1, … by position, or x.name by name. If there is an array of offsets as well, such as x.name.offsets, the rows
+      differ in length (`Ragged.from_values`).
 
     All sites must read their data alike, so all arguments but the path should come from one config. `classes` are the
     names of all classes, in the order of their numbers; targets are names, or numbers 0, 1, … if no name is itself a
@@ -50,8 +54,8 @@ def read_site(
     `features`, or of their names. `scaling` has a line for each feature, such as `age = { centre = 54, spread = 9 }`,
     from a code book: (x − centre)/spread. Without it features are standardised by the mean and deviation of this site's
     own training rows (before any is held out): nothing has to be agreed on, but differences in level between sites are
-    lost. Images become (x/255 − mean)/std, with one figure per channel. Arrays are used as they are, except bytes,
-    which are images.
+    lost. Images become (x/255 − mean)/std, with one figure per channel. Arrays are used as they are, except
+    that an x of bytes holds images.
 
     `holdout` is the share of rows to score the model on if there are no test rows; `seed` determines which ones.
     """
@@ -91,13 +95,13 @@ def _datasets(
     name: str,
 ) -> list[Dataset]:
     for _, y in parts:
-        if y.is_floating_point() and not bool(y.isfinite().all()):
+        if any(column.is_floating_point() and not bool(column.isfinite().all()) for column in tensors(y)):
             raise DataError(f"{path}: there are targets that are not finite")
     (x, y), *tests = parts
     scale, shift = _scaled(path, x, mean, std)
     train = Dataset(x, y, classes=classes, scale=scale, shift=shift, name=name)
     for other, _ in tests:
-        if other.shape[1:] != train.x.shape[1:] or other.dtype != train.x.dtype:
+        if form(other) != form(train.x):
             raise DataError(f"{path}: test examples have another shape or type than the others")
     return [train, *(replace(train, x=x, y=y) for x, y in tests)]
 
@@ -190,13 +194,14 @@ def _image(file: Path) -> Tensor:
 
 
 def _scaled(
-    path: Path, x: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None
+    path: Path, x: Tree, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """(scale, shift) of bytes: x · scale + shift = (x/255 − mean)/std."""
-    if x.dtype != torch.uint8 or x.dim() != 4:
+    images = isinstance(x, Tensor) and x.dtype == torch.uint8
+    if not images or x.dim() != 4:
         if mean is not None or std is not None:
             raise DataError(f"{path}: mean and std are for images of bytes [channels, height, width]")
-        return (torch.tensor(1 / 255), None) if x.dtype == torch.uint8 else (None, None)
+        return (torch.tensor(1 / 255), None) if images else (None, None)
     channels = x.shape[1]
     centre, spread = list(mean or [0.0] * channels), list(std or [1.0] * channels)
     if not len(centre) == len(spread) == channels:

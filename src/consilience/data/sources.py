@@ -11,42 +11,12 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
 from consilience.core.errors import DataError, nearest
+from consilience.data.ragged import Ragged
+from consilience.data.tensors import to_tensor
 
 _DEEP = ("I;16", "I;16B", "I;16L", "I", "F")  # pillow's modes of more than eight bits a pixel
 _TEXT = "OUST"  # numpy's kinds of objects and strings
-
-
-def to_tensor(value: Any, what: str) -> Tensor:
-    """`value` as a tensor, sharing its memory if possible. Float64 that is not a tensor gets torch's default type."""
-    found = _tensor(value, what)
-    if found is value or found.dtype != torch.float64:
-        return found
-    return found.to(torch.get_default_dtype())
-
-
-def to_ids(value: Any, what: str) -> Tensor:
-    """Ids of clients or groups, one for each example, as [N] int64."""
-    ids = _tensor(value, what)
-    if ids.dim() != 1 or (ids.is_floating_point() and not bool((ids == ids.long()).all())):
-        raise DataError(f"{what} must be whole numbers [N], one for each example")
-    return ids.long()
-
-
-def _tensor(value: Any, what: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    if not (hasattr(value, "__array__") or isinstance(value, Sequence | int | float)):
-        raise DataError(
-            f"{what} must be a tensor, an array, a table or a list of numbers, not a {type(value).__name__}: "
-            "Dataset.of(…) reads a torch Dataset, a DataLoader, a DataFrame or a Hugging Face data set"
-        )
-    try:
-        return torch.from_numpy(np.require(value, requirements=["C", "W"]))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{what} must be numbers in rows of one length ({str(error).split('. ')[0]}): number names by "
-            "numpy.unique(…, return_inverse=True), and make a table's columns of one type by .astype(float)"
-        ) from error
+IGNORED = -100  # the label that torch's cross-entropy ignores
 
 
 @dataclass(frozen=True)
@@ -92,8 +62,22 @@ def _from_examples(source: Any) -> Columns:
             f"every example of a {type(source).__name__} must be a pair (x, y), found {found}: "
             "pass Dataset(x, y) with tensors"
         )
-    x, y = zip(*examples, strict=True)
-    return _made(x, y, tuple(map(str, getattr(source, "classes", ()))))
+    x, y = map(list, zip(*examples, strict=True))
+    return _made(_transposed(x), y, tuple(map(str, getattr(source, "classes", ()))))
+
+
+def _transposed(examples: list[Any]) -> Any:
+    """Examples that are tuples or dicts as one tuple or dict of columns. A tuple of numbers is a vector."""
+    first = examples[0]
+    if isinstance(first, Mapping):
+        if not all(isinstance(example, Mapping) and example.keys() == first.keys() for example in examples):
+            raise DataError(f"all examples must have the keys of the first, {', '.join(map(str, first))}")
+        return {key: [example[key] for example in examples] for key in first}
+    if isinstance(first, tuple) and not all(isinstance(part, int | float) for part in first):
+        if not all(isinstance(example, tuple) and len(example) == len(first) for example in examples):
+            raise DataError(f"all examples must have {len(first)} inputs, as the first has")
+        return tuple(map(list, zip(*examples, strict=True)))
+    return examples
 
 
 def _from_table(
@@ -113,12 +97,15 @@ def _from_table(
     features = getattr(source, "features", None)  # of Hugging Face, whose ClassLabel has names
     known = getattr(features[target], "names", ()) if isinstance(features, Mapping) else ()
     numbered = {name: _numbered(_values(source[name]), f"column {name!r}") for name in groups}
-    x = _values(source[chosen[0]])
-    if len(chosen) > 1 or not _has_cells(x):
-        x = np.stack([_numbers(_values(source[name]), name) for name in chosen], axis=1)
+    columns = {name: _values(source[name]) for name in chosen}
+    x: Any = columns
+    if not any(map(_has_cells, columns.values())):
+        x = np.stack([_numbers(column, name) for name, column in columns.items()], axis=1)
+    elif len(columns) == 1:
+        (x,) = columns.values()
     return _made(
         x,
-        _values(source[target]),
+        source[target],
         tuple(known or ()),
         groups={name: ids for name, (ids, _) in numbered.items()},
         group_names={name: values for name, (_, values) in numbered.items()},
@@ -126,14 +113,36 @@ def _from_table(
 
 
 def _made(x: Any, y: Any, classes: tuple[str, ...] = (), **more: Any) -> Columns:
-    """Images become bytes, to be scaled to 0..1; names become numbers of classes; real targets [N] become [N, 1]."""
-    x, y, scale = _values(x), _values(y), None
-    if isinstance(x, list) and x and isinstance(x[0], Image):
-        x, scale = _stacked([pixels_of(image, "an image") for image in x]), 1 / 255
-    if _is_text(y):
-        y, classes = _numbered(y, "the target")
-    y = to_tensor(y, "targets")
-    return Columns(x, y.unsqueeze(1) if y.dim() == 1 and y.is_floating_point() else y, classes, scale=scale, **more)
+    """Images become bytes, to be scaled to 0..1, or numbers in 0..1 if there are other inputs; names become numbers of
+    classes; real targets [N] become [N, 1]."""
+    given, y, scale = y, _values(y), None
+    if isinstance(x, Mapping):
+        x = {name: _scaled(_input(column)) for name, column in x.items()}
+    elif isinstance(x, tuple):
+        x = tuple(_scaled(_input(column)) for column in x)
+    else:
+        x, scale = _input(x)
+    if not isinstance(y, Ragged):
+        if _is_text(y):
+            y, classes = _numbered(y, "the target")
+        y = to_tensor(y, "targets")
+        y = y.unsqueeze(1) if y.dim() == 1 and y.is_floating_point() else y
+    elif y is not given and not y.is_floating_point():
+        y = Ragged.from_values(y.values.long(), y.offsets, padding=IGNORED)
+    return Columns(x, y, classes, scale=scale, **more)
+
+
+def _input(column: Any) -> tuple[Any, float | None]:
+    """(a column of inputs, its scale): images become bytes."""
+    column = _values(column)
+    if isinstance(column, list) and column and isinstance(column[0], Image):
+        return _stacked([pixels_of(image, "an image") for image in column]), 1 / 255
+    return column, None
+
+
+def _scaled(column: tuple[Any, float | None]) -> Any:
+    values, scale = column
+    return values if scale is None else values * scale
 
 
 def pixels_of(image: Image, what: str) -> Any:
@@ -145,8 +154,8 @@ def pixels_of(image: Image, what: str) -> Any:
 
 
 def _values(column: Any) -> Any:
-    """A column as an array, a tensor, or a list of images or numbers."""
-    if isinstance(column, Tensor):
+    """A column as an array, a tensor, a list of images or numbers, or, if its cells differ in length, a Ragged."""
+    if isinstance(column, Tensor | Ragged):
         return column
     if hasattr(column, "__array__"):
         array = np.asarray(column)
@@ -154,7 +163,15 @@ def _values(column: Any) -> Any:
             return array
         column = array.tolist()
     values = list(column)
-    return _stacked(values) if values and isinstance(values[0], Tensor | np.ndarray) else values
+    if not values or isinstance(values[0], Image) or not isinstance(values[0], Tensor | np.ndarray | list | tuple):
+        return values
+    if isinstance(values[0], Tensor | np.ndarray):
+        alike = len({tuple(value.shape) for value in values}) == 1
+        lengths_only = values[0].ndim and len({tuple(value.shape[1:]) for value in values}) == 1
+        return Ragged(values) if lengths_only and not alike else _stacked(values)
+    if not all(isinstance(value, Sequence) for value in values):
+        raise DataError("some cells of a column are lists and others are not: fill them in or drop the rows first")
+    return values if len(set(map(len, values))) == 1 else Ragged(values)
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
@@ -166,6 +183,8 @@ def _stacked(values: Sequence[Any]) -> Tensor:
 
 def _has_cells(column: Any) -> bool:
     """True if a column holds images, vectors or lists instead of numbers."""
+    if isinstance(column, Ragged):
+        return True
     if isinstance(column, list):
         return bool(column) and (isinstance(column[0], Image) or np.ndim(column[0]) > 0)
     return len(column.shape) > 1

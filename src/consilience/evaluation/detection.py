@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from consilience.core import Belief, Gaussian
 from consilience.data.dataset import Dataset
-from consilience.evaluation.uncertainty import uncertainty
+from consilience.evaluation.uncertainty import Uncertainty, uncertainty
 from consilience.metrics import auroc
 from consilience.tasks.task import Task
 
@@ -25,14 +25,27 @@ class Detection:
     marginal_outside_entropy: float | None
 
 
-def detect(task: Task, belief: Belief, inside: Dataset, outside: Dataset, *, samples: int = 10) -> Detection:
+def detect(
+    task: Task,
+    belief: Belief,
+    inside: Dataset,
+    outside: Dataset,
+    *,
+    samples: int = 10,
+    batch_size: int | None = None,
+) -> Detection:
     """Compare the uncertainty about `outside`, out-of-distribution examples, with that about `inside`. Labels are not
-    used."""
-    ours, theirs = (uncertainty(task, belief, data, samples=0).entropy for data in (inside, outside))
+    used. `batch_size` is the number of examples that are predicted at once, as in `uncertainty`."""
+
+    def both(samples: int) -> list[Uncertainty]:
+        parts = (inside, outside)
+        return [uncertainty(task, belief, data, samples=samples, batch_size=batch_size) for data in parts]
+
+    ours, theirs = (found.entropy for found in both(0))
     point, means = auroc(ours, theirs), (ours.mean().item(), theirs.mean().item())
     if not samples or not isinstance(belief, Gaussian):
         return Detection(point, None, None, *means, None, None)
-    a, b = (uncertainty(task, belief, data, samples=samples) for data in (inside, outside))
+    a, b = both(samples)
     return Detection(
         point,
         auroc(a.entropy, b.entropy),

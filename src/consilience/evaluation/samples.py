@@ -33,7 +33,7 @@ def shown_samples(task: Adversarial, belief: Belief, data: Dataset, made: Tensor
     """Some generated examples beside real ones, as evaluation.json stores them; None if they are neither images nor
     points of the plane."""
     some = torch.linspace(0, len(data) - 1, min(MAX_POINTS, len(data))).long()
-    real = data.inputs(some.to(data.x.device), task.dtype)
+    real = data.inputs(some.to(data.device), task.dtype)
     if data.scale is not None and made.dim() == 4 and made.shape[1] in (1, 3):
         brightest = data.x.max().item()  # not always 255: digits have 17 shades
         return image_samples(*((pixels(x.cpu(), data.to("cpu")) / brightest).clamp(0, 1) for x in (made, real)))

@@ -1,21 +1,25 @@
 """Evaluation: the scores of a belief about the weights on test data."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from consilience.core import Belief, Gaussian, text
+from consilience.core import Belief, Gaussian, Mixture, TaskError, text
 from consilience.core.display import scores as in_words
 from consilience.core.display import table
 from consilience.data import Dataset, Federation
-from consilience.evaluation.predictions import predict, predict_with_variance
+from consilience.evaluation.predictions import predict
 from consilience.evaluation.samples import generate, shown_samples
+from consilience.evaluation.tallies import Tallied, tallied
 from consilience.evaluation.uncertainty import Entropies, check_unlabelled
-from consilience.metrics import entropy, reliability
-from consilience.tasks import Adversarial, Task
+from consilience.metrics import Metric, Metrics, as_metrics, entropy, reliability
+from consilience.tasks import Adversarial, Supervised, Task
+from consilience.tasks.likelihoods import Function, Predictions
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ def evaluate(
     *,
     samples: int = 10,
     outside: Dataset | None = None,
+    batch_size: int | None = None,
+    metrics: Metrics = (),
 ) -> Evaluation:
     """Score a belief on test data, with `samples` draws of a posterior.
 
@@ -82,68 +88,76 @@ def evaluate(
     and the overall scores pool all predictions.
 
     outside: Out-of-distribution examples, used to score uncertainty. Their labels are not used. If clients have their
-        own beliefs, the examples are dealt to the clients in turn."""
+        own beliefs, the examples are dealt to the clients in turn.
+    batch_size: Examples that are predicted at once; by default at most 1000 with at most 64 MiB of inputs.
+    metrics: Scores of your own: functions of (prediction, y) by name, or a list of `Metric`."""
+    own = as_metrics(metrics)
     if isinstance(task, Adversarial):
+        if own:
+            raise TaskError("own metrics score predictions, and the task is adversarial: give the task judges instead")
         return _evaluate_generators(task, belief, test, samples)
     if outside is not None:
         check_unlabelled(task, outside)
-    federation = test if isinstance(test, Federation) else None
     data = test.data if isinstance(test, Federation) else test
     parts = [torch.arange(len(data))]
-    if federation is not None:
-        parts = [federation.indices(c) for c in range(len(federation))]
+    if isinstance(test, Federation):
+        parts = [test.indices(c) for c in range(len(test))]
     beliefs = [belief(c) if callable(belief) else belief for c in range(len(parts))]
-    targets = {
-        c: data.targets(part.to(data.y.device), task.dtype).to(task.device) for c, part in enumerate(parts) if len(part)
-    }
+    filled = [c for c, part in enumerate(parts) if len(part)]
 
-    def predictions(samples: int) -> dict[int, tuple[Tensor, Tensor | None]]:
-        return {c: predict_with_variance(task, beliefs[c], data, parts[c], samples=samples) for c in targets}
+    def tallies(task: Task, samples: int) -> dict[int, Tallied]:
+        return {c: tallied(task, beliefs[c], data, parts[c], own, samples, batch_size) for c in filled}
 
-    def overall(found: dict[int, tuple[Tensor, Tensor | None]], samples: int) -> tuple[Any, Any, Entropies | None]:
-        theirs = None if outside is None else entropy(_predict_dealt(task, beliefs, outside, samples))
-        return _score(task, found.values(), torch.cat(list(targets.values())), theirs)
+    def overall(found: dict[int, Tallied], samples: int) -> tuple[Any, Any, Entropies | None]:
+        theirs = None if outside is None else entropy(_predict_dealt(task, beliefs, outside, samples, batch_size))
+        return _score(reduce(add, found.values()), theirs)
 
-    found = predictions(0)
+    several = any(isinstance(belief, Mixture) for belief in beliefs)
+    found = tallies(task.of_outputs if isinstance(task, Supervised) and not several else task, 0)
     scores, bins, entropies = overall(found, 0)
     clients: list[dict[str, Any]] = []
     if isinstance(test, Federation):
-        for c, (mean, variance) in found.items():
-            own = task.likelihood.scores(mean, targets[c], variance)
-            clients.append({"name": test.name(c), "examples": len(parts[c]), "metrics": own})
+        clients = [
+            {"name": test.name(c), "examples": len(parts[c]), "metrics": one.scores()} for c, one in found.items()
+        ]
     name = None if outside is None else outside.name
     point = Evaluation(scores, None, clients, bins, None, entropies, outside=name, belief=type(beliefs[0]).__name__)
-    if not all(isinstance(belief, Gaussian) for belief in beliefs):
+    if not all(isinstance(belief, Gaussian) for belief in beliefs) or not _averages(task, own):
         return point
-    scores, bins, entropies = overall(predictions(samples), samples)
+    scores, bins, entropies = overall(tallies(task, samples), samples)
     return replace(point, marginal=scores, marginal_reliability=bins, marginal_entropy=entropies)
 
 
-def _score(
-    task: Task, parts: Collection[tuple[Tensor, Tensor | None]], y: Tensor, outside: Tensor | None
-) -> tuple[dict[str, float], dict[str, Any] | None, Entropies | None]:
+def _averages(task: Task, own: Sequence[Metric]) -> bool:
+    """Whether there are scores of predictions averaged over a posterior: with a plain loss, own metrics only."""
+    if not isinstance(task.likelihood, Function):
+        return True
+    return task.likelihood.averages and bool(own)
+
+
+def _score(found: Tallied, outside: Tensor | None) -> tuple[dict[str, float], dict[str, Any] | None, Entropies | None]:
     """Scores, reliability bins and entropies of all clients' predictions together."""
-    prediction = torch.cat([mean for mean, _ in parts])
-    variances = [variance for _, variance in parts if variance is not None]
-    scores = task.likelihood.scores(prediction, y, torch.cat(variances) if variances else None)
-    if task.kind != "classification":
+    scores, tally = found.scores(), found.tally
+    if not isinstance(tally, Predictions) or not tally.of_classes:
         return scores, None, None
+    prediction, y = tally.prediction, tally.y
     entropies = Entropies(entropy(prediction), prediction.argmax(dim=1) == y, prediction.shape[1], outside)
     return scores, asdict(reliability(prediction, y)), entropies
 
 
-def _predict_dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int) -> Tensor:
+def _predict_dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int, batch_size: int | None) -> Tensor:
     """Predictions of examples that belong to no client: belief k of K predicts the examples k, k + K, k + 2K, …"""
     turns = [torch.arange(k, len(data), len(beliefs)) for k in range(len(beliefs))]
     dealt = zip(beliefs, turns, strict=True)
-    return torch.cat([predict(task, belief, data, turn, samples=samples) for belief, turn in dealt if len(turn)])
+    how: dict[str, Any] = {"samples": samples, "batch_size": batch_size}
+    return torch.cat([predict(task, belief, data, turn, **how) for belief, turn in dealt if len(turn)])
 
 
 def _evaluate_generators(
     task: Adversarial, belief: Belief | Callable[[int], Belief], test: Dataset | Federation, samples: int
 ) -> Evaluation:
     """The scores of a task's judges on generated examples; clients' own generators are scored together."""
-    data = test if isinstance(test, Dataset) else test.data[test.order.to(test.data.x.device)]
+    data = test if isinstance(test, Dataset) else test.data[test.order.to(test.data.device)]
     beliefs = [belief(c) for c in range(len(test))] if callable(belief) else [belief]
     count = max(64, *(judge.count for judge in task.judges), 0)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from consilience.core.beliefs import Belief, draws
 from consilience.core.errors import TaskError
 from consilience.data.dataset import Dataset
-from consilience.evaluation.predictions import predict_each, predict_with_variance
+from consilience.evaluation.predictions import input_batches, predict_each, variance_over
 from consilience.metrics import auroc, entropy
-from consilience.tasks import Regression, Task
+from consilience.tasks import Supervised, Task
 
 BINS = 20
 
@@ -31,41 +31,45 @@ class Uncertainty:
     sd: Tensor | None = None
 
 
-def uncertainty(task: Task, belief: Belief, data: Dataset, *, samples: int = 10, batch_size: int = 1000) -> Uncertainty:
+def uncertainty(
+    task: Task, belief: Belief, data: Dataset, *, samples: int = 10, batch_size: int | None = None
+) -> Uncertainty:
     """The uncertainty about every example, over `samples` draws of a posterior or the networks of an ensemble.
 
-    Labels are not used. With a single network the mutual information is zero."""
-    check_unlabelled(task, data, "regression")
-    if isinstance(task, Regression):
-        everything = torch.arange(len(data))
-        variance = predict_with_variance(task, belief, data, everything, samples=samples, batch_size=batch_size)[1]
-        assert variance is not None
-        return _regression_uncertainty(task, variance)
-    networks = draws(belief, samples)
+    Labels are not used. With a single network the mutual information is zero. `batch_size` is the number of
+    examples that are predicted at once, by default at most 1000 with at most 64 MiB of inputs."""
+    check_unlabelled(task, data, numbers=True)
+    networks, likelihood = draws(belief, samples), task.likelihood
     share = networks.weights.double().mean(1, keepdim=True)
     share = share / share.sum()
-    total, expected = [], []
-    for start in range(0, len(data), batch_size):
-        index = torch.arange(start, min(start + batch_size, len(data)), device=data.x.device)
+    total, expected, deviations = [], [], []
+    for x in input_batches(task, data, torch.arange(len(data)), batch_size):
         # In float32 the difference of two close entropies would be rounding error.
-        probs = predict_each(task, networks, data.inputs(index, task.dtype)).double()
-        total.append(entropy(networks.combine(probs)))
-        expected.append((entropy(probs) * share).sum(0))
+        made = predict_each(task, networks, x).double()
+        if likelihood.gaussian:
+            deviations.append(likelihood.sd(networks.combine(made), variance_over(belief, networks, made)))
+            total.append(_gaussian_entropy(deviations[-1]))
+            each = torch.stack([_gaussian_entropy(likelihood.sd(one)) for one in made])
+        else:
+            total.append(entropy(networks.combine(made)))
+            each = entropy(made)
+        expected.append((each * share).sum(0))
     whole, noise = torch.cat(total), torch.cat(expected)
-    return Uncertainty(whole, noise, (whole - noise).clamp_min(0))
+    sd = torch.cat(deviations).to(task.dtype) if deviations else None
+    return Uncertainty(whole, noise, (whole - noise).clamp_min(0), sd)
 
 
-def _regression_uncertainty(task: Regression, variance: Tensor) -> Uncertainty:
-    """½ ln 2πe σ² of every output's Gaussian, with and without the variance over networks."""
-    noise = torch.full_like(variance, task.noise**2, dtype=torch.float64)
-    total, alone = ((2 * math.pi * math.e * v).log().flatten(1).sum(1) / 2 for v in (noise + variance, noise))
-    return Uncertainty(total, alone, total - alone, (noise + variance).sqrt().to(task.dtype))
+def _gaussian_entropy(sd: Tensor) -> Tensor:
+    """½ ln 2πe σ², summed over the outputs of each example."""
+    return (2 * math.pi * math.e * sd.square()).log().reshape(len(sd), -1).sum(1) / 2
 
 
-def check_unlabelled(task: Task, data: Dataset, *kinds: str) -> None:
-    """Refuse inputs that the task cannot predict, and tasks other than classification and `kinds`."""
-    if task.kind not in ("classification", *kinds):
-        known = " and ".join(("classification", *kinds))
+def check_unlabelled(task: Task, data: Dataset, numbers: bool = False) -> None:
+    """Refuse inputs that the task cannot predict, and tasks whose predictions are no probabilities of classes or, with
+    `numbers`, Gaussians."""
+    likelihood = task.likelihood if isinstance(task, Supervised) else None
+    if likelihood is None or not (likelihood.categorical or (numbers and likelihood.gaussian)):
+        known = "classification and regression" if numbers else "classification"
         raise TaskError(f"predictive entropy is defined for {known} here, but the task is {task.kind}")
     task.check(data, targets=False)
 

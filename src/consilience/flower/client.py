@@ -6,14 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
 from consilience.core import ConfigError, ConsilienceError, DataError, Point, Tree, pack, to, unpack
 from consilience.data import Cohort, Data, Dataset, Federation
+from consilience.data.ragged import Ragged
+from consilience.data.trees import Entry, map_entries
 from consilience.engines.simulator import PRECISIONS
 from consilience.engines.work import compute
 from consilience.evaluation.scores import evaluate
@@ -79,8 +81,8 @@ class FlowerClient:
                 "name": self.name,
                 "examples": len(train),
                 "held_out": 0 if test is None else len(test),
-                "x": _form(train.x),
-                "y": _form(train.y),
+                "x": form_of(train.x),
+                "y": form_of(train.y),
                 "fingerprint": self.fingerprint,
             }
         )
@@ -182,5 +184,14 @@ class FlowerClient:
         )
 
 
-def _form(column: Tensor) -> tuple[str, list[int]]:
+def _form(column: Entry) -> Any:
+    if isinstance(column, Ragged):
+        settings = {"mask": column.mask, "lengths": column.lengths, "padding": column.padding}
+        return {"values": _form(column.values), **settings}
     return str(column.dtype).removeprefix("torch."), list(column.shape[1:])
+
+
+def form_of(tree: Tree) -> Any:
+    """A `TreeForm` as plain data."""
+    forms = map_entries(_form, tree)
+    return list(forms) if isinstance(tree, tuple) else forms

@@ -25,6 +25,7 @@ class Token(NamedTuple):
 
 NO_STATE = Token(0, 0)
 STATISTICS = "statistics"  # the name of the queries that ask for statistics of BatchNorm layers
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=200)]
 
 
 class Failure(str):
@@ -37,6 +38,20 @@ class Payload(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
+class RaggedForm(Payload):
+    """The form of rows of different lengths: the form of one of their values, and the settings of `Ragged`."""
+
+    values: Form
+    mask: Name | None
+    lengths: Name | None
+    padding: float
+
+
+EntryForm = Form | RaggedForm
+TreeForm = EntryForm | Annotated[list[EntryForm], Field(max_length=100)] | dict[Name, EntryForm]
+"""The form of inputs or targets: of one tensor, or of a tuple or dict."""
+
+
 class InfoRequest(Payload):
     """Asks a node for its `SiteInfo`."""
 
@@ -45,11 +60,11 @@ class SiteInfo(Payload):
     """A site's name, its numbers of training and held-out examples, the dtype and shape of one example, and the
     fingerprint of its method and network. Nothing else about the data leaves the site."""
 
-    name: str = Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=200)
+    name: Name
     examples: Annotated[int, Field(ge=1, le=10**12)]
     held_out: Number
-    x: Form
-    y: Form
+    x: TreeForm
+    y: TreeForm
     fingerprint: str
 
 

@@ -15,11 +15,15 @@ from pydantic import ValidationError
 
 from consilience.core.errors import CheckpointError, DataError
 from consilience.core.files import write_atomically
+from consilience.core.records import Tree
 from consilience.data import Dataset, Federation
-from consilience.flower.messages import Form, Payload, SiteInfo
+from consilience.data.ragged import Ragged
+from consilience.data.trees import Entry
+from consilience.flower.messages import EntryForm, Payload, RaggedForm, SiteInfo, TreeForm
 
 log = logging.getLogger("consilience")
 FILE = "sites.json"
+LENGTH = 16  # of rows of different lengths in the server's example of zeros
 PLAUSIBLE = 100  # times the median: the largest number of examples that is believed by default
 
 
@@ -37,8 +41,8 @@ class Registry(Payload):
     experiment: str
     start: int
     members: list[Member]
-    x: Form
-    y: Form
+    x: TreeForm
+    y: TreeForm
 
     @classmethod
     def of(cls, sites: Iterable[SiteInfo], max_examples: int | None = None) -> Registry:
@@ -84,13 +88,7 @@ class Registry(Payload):
     def federation(self, name: str, classes: tuple[str, ...] = ()) -> Federation:
         """The federation as the server knows it: names, numbers of examples, and one example of zeros for the
         shapes."""
-        (x, x_shape), (y, y_shape) = self.x, self.y
-        zeros = Dataset(
-            torch.zeros(1, *x_shape, dtype=getattr(torch, x)),
-            torch.zeros(1, *y_shape, dtype=getattr(torch, y)),
-            classes=classes,
-            name=name,
-        )
+        zeros = Dataset(_zeros(self.x), _zeros(self.y), classes=classes, name=name)
         sizes = torch.tensor([member.examples for member in self.members])
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         order = torch.zeros(1, dtype=torch.int64)
@@ -109,5 +107,33 @@ class RemoteFederation(Federation):
         return None
 
 
+def _zeros(form: TreeForm) -> Tree:
+    """One example of zeros, of this form."""
+    if isinstance(form, dict):
+        return {key: _entry(part) for key, part in form.items()}
+    return tuple(map(_entry, form)) if isinstance(form, list) else _entry(form)
+
+
+def _entry(form: EntryForm) -> Entry:
+    dtype, shape = form.values if isinstance(form, RaggedForm) else form
+    if not isinstance(form, RaggedForm):
+        return torch.zeros(1, *shape, dtype=getattr(torch, dtype))
+    values = torch.zeros(LENGTH, *shape, dtype=getattr(torch, dtype))
+    settings = form.model_dump(exclude={"values"})
+    return Ragged.from_values(values, [0, LENGTH], **settings)
+
+
 def _form(site: SiteInfo) -> str:
-    return " and ".join(f"{dtype} {'×'.join(map(str, shape)) or 'number'}" for dtype, shape in (site.x, site.y))
+    return " and ".join(_in_words(form) for form in (site.x, site.y))
+
+
+def _in_words(form: TreeForm) -> str:
+    if isinstance(form, dict):
+        return "{" + ", ".join(f"{key}: {_in_words(part)}" for key, part in form.items()) + "}"
+    if isinstance(form, list):
+        return f"({', '.join(map(_in_words, form))})"
+    if isinstance(form, RaggedForm):
+        names = f"mask {form.mask} and lengths {form.lengths}"
+        return f"rows of {_in_words(form.values)} with padding {form.padding:g}, {names}"
+    dtype, shape = form
+    return f"{dtype} {'×'.join(map(str, shape)) or 'number'}"

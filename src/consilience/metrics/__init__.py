@@ -6,12 +6,15 @@ from consilience.metrics.fid import InceptionDistance
 from consilience.metrics.inception_v3 import inception
 from consilience.metrics.judge import Judge, pixels
 from consilience.metrics.modes import Modes, density_mse, mixture_density
+from consilience.metrics.own import Metric, Metrics, as_metrics, directions
 from consilience.metrics.precision_recall import PrecisionRecall
 from consilience.metrics.scores import auroc, classification, entropy, multilabel, regression
-from consilience.metrics.summary import MARGINAL, best, direction, rounds_to, running_means, spread
+from consilience.metrics.sequences import concordance, label_errors
+from consilience.metrics.summary import MARGINAL, NO_OWN, Directions, best, direction, rounds_to, running_means, spread
 
 __all__ = [
-    "MARGINAL", "Classified", "InceptionDistance", "Judge", "Modes", "PrecisionRecall", "Reliability", "auroc", "best",
-    "classification", "density_mse", "direction", "entropy", "frechet", "inception", "mixture_density", "multilabel",
+    "MARGINAL", "NO_OWN", "Classified", "Directions", "InceptionDistance", "Judge", "Metric", "Metrics", "Modes",
+    "PrecisionRecall", "Reliability", "as_metrics", "auroc", "best", "classification", "concordance", "density_mse",
+    "direction", "directions", "entropy", "frechet", "inception", "label_errors", "mixture_density", "multilabel",
     "pixels", "regression", "reliability", "rounds_to", "running_means", "spread",
 ]  # fmt: skip

@@ -36,12 +36,13 @@ def spaced(real: Dataset, count: int) -> Tensor:
     if not len(real):
         raise DataError(f"{real.name} has no examples to compare samples with")
     chosen = min(count, len(real))
-    return torch.arange(chosen, device=real.x.device) * len(real) // chosen
+    return torch.arange(chosen, device=real.device) * len(real) // chosen
 
 
 def examples(real: Dataset, count: int) -> Tensor:
     """The inputs of at most `count` examples, at even spacing."""
-    return real.inputs(spaced(real, count))
+    found: Tensor = real.inputs(spaced(real, count))
+    return found
 
 
 def flat(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Modes:
     @classmethod
     def of(cls, data: Dataset) -> Modes:
         """A mode for each label: its examples' mean, and their root mean square distance from it per coordinate."""
-        if data.y.dim() != 1 or data.y.is_floating_point() or not len(data):
+        if data.labels is None or not len(data):
             raise DataError(f"{data.name} has no classes to use as modes")
         clouds = [flat(data.inputs((data.y == label).nonzero()[:, 0])) for label in torch.unique(data.y)]
         centres = torch.stack([cloud.mean(dim=0) for cloud in clouds])

@@ -2,15 +2,16 @@
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from consilience.core.errors import DataError
 
 MARGINAL = " (marginal)"  # suffix of scores of the posterior average
 _UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "ap"}
-_UP |= {"modes", "classes", "good_share", "classifier_score"}
+_UP |= {"modes", "classes", "good_share", "classifier_score", "concordance"}
 _DOWN = {"loss", "nll", "ece", "brier", "mse", "rmse", "mae", "error", "wer", "cer", "fid", "perplexity"}
-_DOWN |= {"classifier_distance"}
+_DOWN |= {"classifier_distance", "bits"}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
@@ -40,8 +41,15 @@ def rounds_to(curve: Sequence[tuple[int, float]], target: float, window: int = 1
     return next((end for end, value in running_means(curve, window) if value >= target), None)
 
 
-def direction(metric: str) -> int:
-    """+1 if more is better, −1 if less, 0 if neither: a word of the name decides ("micro_f1", "test NLL"),
-    or words that belong together ("good_share")."""
+Directions = Mapping[str, int]
+"""Directions of own metrics by name: +1 if more is better, −1 if less, 0 if neither."""
+NO_OWN: Directions = MappingProxyType({})
+
+
+def direction(metric: str, own: Directions = NO_OWN) -> int:
+    """+1 if more is better, −1 if less, 0 if neither. `own` has the directions of the user's metrics. For others a word
+    of the name decides ("micro_f1", "test NLL"), or words that belong together ("good_share")."""
+    if (name := metric.removesuffix(MARGINAL)) in own:
+        return own[name]
     words = {*re.split(r"[\W_]+", metric.lower()), *re.split(r"\W+", metric.lower())}
     return bool(words & _UP) - bool(words & _DOWN)

@@ -60,7 +60,8 @@ class Trained:
 
     @property
     def inputs(self) -> Sequence[int]:
-        return self.data.train.x.shape[1:]
+        shape: Sequence[int] = self.data.train.x.shape[1:]
+        return shape
 
     @property
     def networks(self) -> Update:

@@ -17,7 +17,7 @@ from consilience.report.sections.curves import comparison_curves
 from consilience.report.sections.federation import data_section
 from consilience.report.sections.results import difference_section, result_section, tuning_section
 from consilience.report.sections.uncertainty import comparison_calibration, comparison_entropy
-from consilience.report.sections.words import method_key
+from consilience.report.sections.words import method_key, own_directions
 from consilience.runs.stored import read_json, read_runs
 
 
@@ -30,13 +30,14 @@ def comparison_page(directory: Path) -> Page:
     everything = [run for group in runs.values() for run in group]
     # Pooled has one client: take the run with the most clients.
     first = max(everything, key=lambda run: run.part("federation").get("clients") or 0, default=None)
+    ways = content.get("directions") or own_directions(runs)
     sections = [
-        result_section(rows, methods, str(content.get("over") or "seeds")),
-        difference_section(content.get("paired") or [], methods),
+        result_section(rows, methods, str(content.get("over") or "seeds"), ways),
+        difference_section(content.get("paired") or [], methods, ways),
         *(_figure_section(figure, methods) for figure in content.get("figures") or []),
         comparison_curves(runs),
-        comparison_clients(clients, methods),
-        fairness_section(runs, clients, methods),
+        comparison_clients(clients, methods, ways),
+        fairness_section(runs, clients, methods, ways),
         comparison_calibration(runs),
         comparison_entropy(runs),
         tuning_section(content.get("tuning") or []),

@@ -84,7 +84,7 @@ class RunPlots:
         chosen = _chosen(asked, [name for row in rows for name in row["metrics"]], "score")[0]
         values = {("", str(row["name"])): row["metrics"].get(chosen) for row in rows}
         found = {key: (value, None) for key, value in values.items() if text.is_number(value)}
-        plot = client_plot(chosen, found, [name for _, name in values], [""])
+        plot = client_plot(chosen, found, [name for _, name in values], [""], self._files(False).directions)
         return _figure(Section("Scores at each client", plots=[plot]), "there are no clients' scores")
 
     def communication(self) -> Figure:

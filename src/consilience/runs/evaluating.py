@@ -47,7 +47,7 @@ class Evaluator:
         if self.run.test is None:
             return self.session.evaluate(self.run.algorithm, self.run.server)
         outside = self.settings.outside if number == self.settings.rounds else None
-        return self.run.evaluate(self.run.test, outside=outside)
+        return self.run.evaluate(self.run.test, outside=outside, batch_size=self.settings.eval_batch_size)
 
     def _all_states(self) -> Iterator[Tree]:
         """All client states, in groups that fit on the device."""

@@ -12,8 +12,10 @@ from consilience.core.checks import Count, check_type, check_types, hints_of
 from consilience.core.errors import ConfigError, DataError
 from consilience.core.version import __version__
 from consilience.data import Dataset, Federation
+from consilience.data.augment import check_augmentable
 from consilience.engines import Engine, Simulator
 from consilience.evaluation.uncertainty import check_unlabelled
+from consilience.metrics import Metrics, as_metrics, directions
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.identity import describe, identity
 from consilience.runs.loop import Loop
@@ -37,7 +39,9 @@ def fit(
     resume: bool = False,
     engine: Engine | None = None,
     evaluate_every: Count | None = None,
+    eval_batch_size: Count | None = None,
     callbacks: Sequence[Callback] = (),
+    metrics: Metrics = (),
     progress: bool = True,
     debug: bool = False,
 ) -> Run:
@@ -45,7 +49,9 @@ def fit(
 
     With `out`, a path or a `Storage`, the run is a directory: metrics.jsonl, checkpoints, evaluation.json. With
     `resume` it continues from its last checkpoint, to the result of an uninterrupted run. `evaluate_every` None
-    evaluates ten times. `outside` is out-of-distribution data, used to score the final model's uncertainty. After every
+    evaluates ten times. `eval_batch_size` is the number of test examples that are predicted at once, by default at most
+    1000 with at most 64 MiB of inputs. `metrics` are scores of your own: functions of (prediction, y) by name, or a
+    list of `Metric`. `outside` is out-of-distribution data, used to score the final model's uncertainty. After every
     round each of `callbacks` is called with the `Run` so far and the round's line (see `Callback`). With `debug` the
     algorithm audits its own state every round. A run in which no update was accepted ends with an error.
     """
@@ -54,7 +60,7 @@ def fit(
     engine = engine or Simulator()
     settings = Settings(
         rounds, cohort or len(federation), seed, Storage.of(out), test, outside, evaluate_every or max(1, rounds // 10),
-        callbacks, progress, debug,
+        eval_batch_size, callbacks, progress, debug, as_metrics(metrics),
     )  # fmt: skip
     stages = _stages(algorithm, task, federation, rounds, seed)
     facts = _facts(algorithm, stages, settings, engine.precision)
@@ -87,6 +93,7 @@ def _check_data(
     if empty:
         names = ", ".join(repr(federation.name(c)) for c in empty[:3])
         raise DataError(f"{len(empty)} of {len(federation)} clients have no data, among them {names}: leave them out")
+    check_augmentable(task.augment, federation.data)
     task.check(federation.data)
     if test is not None:
         if isinstance(test, Federation) and not test.examples:
@@ -116,6 +123,7 @@ def _stages(method: Method, task: Task, federation: Federation, rounds: int, see
 def _facts(method: Method, stages: list[Stage], settings: Settings, precision: str) -> dict[str, Any]:
     """The content of run.json before the first round."""
     task, federation = stages[0].task, stages[0].federation
+    own = {"metrics": directions(settings.metrics)} if settings.metrics else {}
     return {
         "algorithm": describe(method),
         "method": method.name,
@@ -127,5 +135,6 @@ def _facts(method: Method, stages: list[Stage], settings: Settings, precision: s
         "engine": "simulator",
         "plans": [None] * len(stages),
         "versions": {"consilience": __version__, "torch": str(torch.__version__)},
+        **own,
         "identity": identity(method, task, federation, settings.cohort, settings.seed, precision),
     }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.data import Dataset, Federation
+from consilience.data.trees import entries, form, tensors
 from consilience.tasks.task import Task
 
 
@@ -36,8 +37,9 @@ def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, se
             "clients": len(federation),
             "examples": federation.examples,
             "partition": _crc(federation.order, federation.offsets),
-            "labels": _crc(federation.data.y),
+            "labels": _crc(*tensors(federation.data.y)),
             "steps": federation.steps,
+            **_forms(federation.data),
         },
         "cohort": cohort,
         "seed": seed,
@@ -48,9 +50,16 @@ def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, se
 
 def _contents(task: Task, data: Dataset) -> dict[str, int]:
     """Checksums of all examples, of their scaling, and of the module's frozen parameters."""
-    found = {"inputs": [data.x], "frozen": task.layout.fixed()}
+    found = {f"inputs{name.removeprefix('x')}": tensors(part) for name, part in entries(data.x, "x")}
+    found |= {"frozen": task.layout.fixed()}
     found |= {name: [t] for name, t in (("scale", data.scale), ("shift", data.shift)) if t is not None}
     return {name: _crc(*tensors) for name, tensors in found.items() if tensors}
+
+
+def _forms(data: Dataset) -> dict[str, str]:
+    """The structure of inputs and targets that are not one tensor: names, padding and masks."""
+    parts = {"inputs": data.x, "targets": data.y}
+    return {name: form(part) for name, part in parts.items() if not isinstance(part, Tensor)}
 
 
 def _crc(*tensors: Tensor) -> int:

@@ -105,7 +105,9 @@ class Loop:
         if saved is not None:
             states.restore(saved.states)
         test = None if settings.test is None else settings.test.to(task.device)
-        return Run(algorithm, task, federation, server, states, history, storage.directory, test=test), kept
+        return Run(
+            algorithm, task, federation, server, states, history, storage.directory, test=test, metrics=settings.metrics
+        ), kept
 
     def _first(self, session: Session, algorithm: Algorithm, info: Info) -> Tree:
         """The server before the first round. Where a method draws secrets the ranks' differ, and all take rank 0's."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,11 +14,12 @@ from consilience.algorithms.base import Algorithm
 from consilience.core import Belief, TaskError, Tree, rows, to
 from consilience.core.display import summary, summary_table
 from consilience.data import Dataset, Federation
-from consilience.data.sources import to_tensor
+from consilience.data.dataset import Source
 from consilience.engines import Plan, States
 from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
-from consilience.evaluation.predictions import SAMPLES, predict_inputs
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.samples import generate
+from consilience.metrics import Metric, Metrics, as_metrics, directions
 from consilience.runs.directory import RunDirectory
 from consilience.runs.identity import describe
 from consilience.runs.rows import flat, frame
@@ -51,6 +51,7 @@ class Run:
     latest: Evaluation | None = None
     statistics: Sums | None = None
     """The statistics of BatchNorm layers for the posterior's mean, if they are estimated and known."""
+    metrics: tuple[Metric, ...] = ()
 
     def __repr__(self) -> str:
         return summary(self.algorithm.name, self.federation.data.name, self.history, self.out)
@@ -77,6 +78,8 @@ class Run:
             "federation": federation_facts(self.federation),
             "rounds": len(self.history),
         }
+        if self.metrics:
+            config["metrics"] = directions(self.metrics)
         if self.out is not None and (self.out / "run.json").is_file():
             config = RunDirectory(self.out).facts()  # with a switch
         found = self.evaluation if evaluated else None
@@ -98,22 +101,31 @@ class Run:
         """The user's module with the learned (mean) weights."""
         return self.network.release(self.posterior.mean)
 
-    def personal(self, client: int) -> Belief:
-        """The belief that one client predicts with."""
+    def personal(self, client: int | str) -> Belief:
+        """The belief that one client, given by number or name, predicts with."""
         if type(self.algorithm).personal is not Algorithm.personal and needs_statistics(self.task):
             raise TaskError(
                 f"every client of {self.algorithm.name} has weights of its own, and the statistics of BatchNorm layers "
                 "are estimated for the global ones: make the task with batch_norm='averaged'"
             )
-        state = self.states.gather(torch.tensor([client]))
+        state = self.states.gather(torch.tensor([self.federation.number(client)]))
         return self.algorithm.personal(self.server, to(rows(state, 0), self.task.device))
 
     def predict(
-        self, x: Tensor | npt.ArrayLike, *, samples: int = SAMPLES, point: bool = False, seed: int = 0
+        self,
+        x: Inputs,
+        *,
+        samples: int = SAMPLES,
+        point: bool = False,
+        seed: int = 0,
+        batch_size: int | None = None,
     ) -> Tensor:
-        """The predictive mean for model inputs x [N, ...]: averaged over `samples` draws of a Gaussian posterior, or
-        over an ensemble. With `point`, the prediction of the mean weights."""
-        return predict_inputs(self.network, self.posterior, to_tensor(x, "x"), samples=samples, point=point, seed=seed)
+        """The predictive mean for model inputs x [N, ...], one tensor or a tuple or dict of them: averaged over
+        `samples` draws of a Gaussian posterior, or over an ensemble. With `point`, the prediction of the mean weights.
+        `batch_size` is the number of examples that are predicted at once, by default at most 1000 with at most 64 MiB
+        of inputs."""
+        how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
+        return predict_inputs(self.network, self.posterior, x, **how)
 
     def sample(self, count: int, *, samples: int = 0, seed: int = 0) -> Tensor:
         """`count` examples of the generators of an `Adversarial` run, in model units: of the mean weights, or of
@@ -123,21 +135,33 @@ class Run:
         return generate(self.network, [self.posterior], count, samples=samples, seed=seed)
 
     def evaluate(
-        self, test: Dataset | Federation, *, samples: int = SAMPLES, outside: Dataset | None = None
+        self,
+        test: Source | Federation,
+        *,
+        samples: int = SAMPLES,
+        outside: Source | None = None,
+        batch_size: int | None = None,
+        metrics: Metrics | None = None,
     ) -> Evaluation:
-        """Scores on test data, of the mean weights and averaged over `samples` draws of the posterior.
+        """Scores on test data, of the mean weights and averaged over `samples` draws of the posterior. The data are a
+        Federation, a Dataset, or anything that `Dataset.of` reads, such as a pair (x, y).
 
         For a Federation, every client that has learned predicts with its own belief. Clients are matched by name or,
         where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
         to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
-        only the predictive entropy is computed."""
+        only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are own scores, by default
+        those of `fit`."""
+        outside = None if outside is None else Dataset.of(outside)
+        own = self.metrics if metrics is None else as_metrics(metrics)
+        how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": own}
         if isinstance(test, Federation):
-            return evaluate(self.network, self._own(test), test, samples=samples, outside=outside)
+            return evaluate(self.network, self._own(test), test, **how)
+        test = Dataset.of(test)
         if not self.algorithm.alone:
-            return evaluate(self.network, self.posterior, test, samples=samples, outside=outside)
+            return evaluate(self.network, self.posterior, test, **how)
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
         dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
-        found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, samples=samples, outside=outside)
+        found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, **how)
         return replace(found, clients=[])
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:
@@ -150,13 +174,18 @@ class Run:
         everyone = self.posterior
         return lambda client: self.personal(known[client]) if client in known else everyone
 
-    def uncertainty(self, data: Dataset, *, samples: int = SAMPLES) -> Uncertainty:
-        """The uncertainty of the server's belief about every example, split into its causes."""
-        return uncertainty(self.network, self.posterior, data, samples=samples)
+    def uncertainty(self, data: Source, *, samples: int = SAMPLES, batch_size: int | None = None) -> Uncertainty:
+        """The uncertainty of the server's belief about every example, split into its causes. `batch_size` is as in
+        `predict`."""
+        return uncertainty(self.network, self.posterior, Dataset.of(data), samples=samples, batch_size=batch_size)
 
-    def detect(self, inside: Dataset, outside: Dataset, *, samples: int = SAMPLES) -> Detection:
-        """How well the server's uncertainty separates out-of-distribution examples from others."""
-        return detect(self.network, self.posterior, inside, outside, samples=samples)
+    def detect(
+        self, inside: Source, outside: Source, *, samples: int = SAMPLES, batch_size: int | None = None
+    ) -> Detection:
+        """How well the server's uncertainty separates out-of-distribution examples from others. `batch_size` is as in
+        `predict`."""
+        data = Dataset.of(inside), Dataset.of(outside)
+        return detect(self.network, self.posterior, *data, samples=samples, batch_size=batch_size)
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from consilience.algorithms.base import Algorithm
 from consilience.data import Dataset, Federation
+from consilience.metrics import Metric
 from consilience.runs.directory import Storage
 from consilience.runs.run import Callback
 from consilience.tasks.task import Task
@@ -21,9 +22,11 @@ class Settings:
     test: Dataset | Federation | None
     outside: Dataset | None
     evaluate_every: int
+    eval_batch_size: int | None
     callbacks: Sequence[Callback]
     progress: bool
     debug: bool
+    metrics: tuple[Metric, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
 from torch import Tensor
 
 from consilience.core import Belief, Mixture, text, unpack
@@ -17,10 +16,10 @@ from consilience.core.display import summary, summary_table
 from consilience.core.errors import CheckpointError, ConsilienceError, RecordError, TaskError
 from consilience.core.text import plural
 from consilience.data import Dataset, Federation
-from consilience.data.sources import to_tensor
-from consilience.evaluation.predictions import SAMPLES, predict_inputs
+from consilience.data.dataset import Source
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
-from consilience.metrics import Reliability
+from consilience.metrics import Directions, Metrics, Reliability
 from consilience.runs.directory import POSTERIOR, RunDirectory
 from consilience.runs.rows import flat, frame
 from consilience.tasks.task import Task
@@ -47,6 +46,11 @@ class RunFiles:
         own = directory / "config.toml"
         toml = own.read_text(encoding="utf-8", errors="replace") if own.is_file() else ""
         return cls(read_json(directory / "run.json"), [rounds[key] for key in sorted(rounds)], evaluation, toml)
+
+    @property
+    def directions(self) -> Directions:
+        """The directions of own metrics."""
+        return self.part("metrics")
 
     @property
     def outside(self) -> str:
@@ -163,20 +167,36 @@ class StoredRun:
         return load_posterior(self.directory)
 
     def predict(
-        self, task: Task, x: Tensor | npt.ArrayLike, *, samples: int = SAMPLES, point: bool = False, seed: int = 0
+        self,
+        task: Task,
+        x: Inputs,
+        *,
+        samples: int = SAMPLES,
+        point: bool = False,
+        seed: int = 0,
+        batch_size: int | None = None,
     ) -> Tensor:
         """The predictive mean for model inputs x [N, ...], as by `Run.predict`, with the module of `task`."""
         belief = self.posterior
-        return predict_inputs(
-            self._prepared(task, belief), belief, to_tensor(x, "x"), samples=samples, point=point, seed=seed
-        )
+        how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
+        return predict_inputs(self._prepared(task, belief), belief, x, **how)
 
     def evaluate(
-        self, task: Task, test: Dataset | Federation, *, samples: int = SAMPLES, outside: Dataset | None = None
+        self,
+        task: Task,
+        test: Source | Federation,
+        *,
+        samples: int = SAMPLES,
+        outside: Source | None = None,
+        batch_size: int | None = None,
+        metrics: Metrics = (),
     ) -> Evaluation:
-        """Scores of the posterior on test data, with the module of `task`."""
+        """Scores of the posterior on test data, as by `Run.evaluate`, with the module of `task`."""
         belief = self.posterior
-        return evaluate(self._prepared(task, belief), belief, test, samples=samples, outside=outside)
+        test = test if isinstance(test, Federation) else Dataset.of(test)
+        outside = None if outside is None else Dataset.of(outside)
+        how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": metrics}
+        return evaluate(self._prepared(task, belief), belief, test, **how)
 
     def _prepared(self, task: Task, belief: Belief) -> Task:
         """The task in the posterior's precision. The posterior may end with the weights of networks that the method

@@ -12,6 +12,7 @@ from typing import Any
 
 from consilience.algorithms.switch import Method, Switch
 from consilience.core.errors import CheckpointError, ConfigError
+from consilience.metrics import as_metrics, directions
 from consilience.runs import Run, Storage, fit
 from consilience.runs.identity import describe
 from consilience.runs.progress import Runs
@@ -60,6 +61,7 @@ def compare(
         _must_be_free(storage.directory, resume)
     at = lru_cache(maxsize=1)(setting if callable(setting) else lambda _: setting)  # tuning's is the first seed's
     result, found = Comparison(title, text, command), Scores(paper)
+    result.directions = directions(as_metrics(options.get("metrics", ())))
     start = time.perf_counter()
     trials = {} if tune is None else {label: len(candidates(label, m, tune)) for label, m in methods.items()}
     with Runs(sum(trials.values()) + len(methods) * len(numbers), bool(options.get("progress", True))) as runs:
@@ -81,7 +83,7 @@ def compare(
             if where is not None:
                 result.runs.append({"method": method, "seed": seed, "directory": str(where)})
     result.rows, result.per_client = found.rows(), found.per_client()
-    result.scores, result.paired = found.listed(numbers), found.paired(list(methods))
+    result.scores, result.paired = found.listed(numbers), found.paired(list(methods), result.directions)
     result.seconds = time.perf_counter() - start
     if storage.directory is not None:
         result.save(storage.directory)

@@ -43,7 +43,7 @@ class Row:
 class Comparison:
     """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `over` names the unit of a
     row's n. `scores` has every seed's, `paired` the differences of methods to the first one, `tuning` the trials of
-    their settings, `out` the directory."""
+    their settings, `directions` those of own metrics (+1 if more is better), `out` the directory."""
 
     title: str
     text: str = ""
@@ -57,6 +57,7 @@ class Comparison:
     scores: list[dict[str, Any]] = field(default_factory=list)
     paired: list[dict[str, Any]] = field(default_factory=list)
     tuning: list[dict[str, Any]] = field(default_factory=list)
+    directions: dict[str, int] = field(default_factory=dict)
     out: Path | None = field(default=None, init=False)
 
     def save(self, out: Path) -> None:

@@ -39,7 +39,7 @@ def distil(teacher: Run, student: nn.Module, train: Chain = TRAIN, **options: An
         raise TaskError(f"distillation needs class probabilities, but the task is {teacher.task.kind}")
     federation = teacher.federation.stream(1)  # all that a stream has revealed, at once
     everything = torch.arange(len(federation.data))
-    soft = predict(teacher.network, teacher.posterior, federation.data, everything).to(federation.data.x.device)
+    soft = predict(teacher.network, teacher.posterior, federation.data, everything).to(federation.data.device)
     data = replace(federation.data, y=soft, name=f"{federation.data.name}, imitated")
     augment = teacher.task.augment
     run = fit(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from consilience.core.errors import ConfigError
-from consilience.metrics import MARGINAL, direction, rounds_to, spread
+from consilience.metrics import MARGINAL, NO_OWN, Directions, direction, directions, rounds_to, spread
 from consilience.runs.run import Run
 from consilience.studies.comparison import Row
 
@@ -63,14 +63,14 @@ class Scores:
             for (method, metric), values in self.by_metric.items()
         ]
 
-    def paired(self, methods: Sequence[str]) -> list[dict[str, Any]]:
+    def paired(self, methods: Sequence[str], own: Directions = NO_OWN) -> list[dict[str, Any]]:
         """The differences of every method to the first one, paired by seed, for every metric with a direction."""
         entries = []
         for (method, metric), values in self.by_metric.items():
             first = self.by_metric.get((methods[0], metric), {})
             pairs = [(values[seed], first[seed]) for seed in sorted(values.keys() & first.keys())]
             pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
-            if method != methods[0] and direction(metric) and pairs:
+            if method != methods[0] and direction(metric, own) and pairs:
                 entries.append({"method": method, "versus": methods[0], "metric": metric, **paired_test(pairs)})
         return entries
 
@@ -83,7 +83,8 @@ def costs(run: Run, target: float | None = None) -> dict[str, float]:
     scores = [(line["round"], line["eval"]) for line in run.history if "eval" in line]
     if target is None or not scores:
         return found
-    rising = [metric for metric in scores[-1][1] if direction(metric) > 0]
+    own = directions(run.metrics)
+    rising = [metric for metric in scores[-1][1] if direction(metric, own) > 0]
     if not rising:
         raise ConfigError(
             f"target needs a score for which higher is better, and there is none: {', '.join(scores[-1][1])}"

@@ -20,7 +20,7 @@ from consilience.core.errors import ClientError, ConfigError, ConsilienceError, 
 from consilience.core.files import write_atomically
 from consilience.data import Dataset, Federation
 from consilience.engines import Distributed
-from consilience.metrics import direction
+from consilience.metrics import Directions, as_metrics, direction, directions
 from consilience.runs import Run, fit
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.identity import describe
@@ -70,7 +70,7 @@ def tune(
     train, valid = _validation(setting, seed)
     same: dict[str, Any] = {name: value for name, value in options.items() if name != "outside"}
     same |= {"test": valid, "seed": seed, "rounds": rounds, "evaluate_every": rounds}
-    tuned = Tuned({}, [])
+    tuned, ways = Tuned({}, []), directions(as_metrics(options.get("metrics", ())))
     for label, found in planned.items():
         if not found[0]:
             log.warning("%s has no settings with ranges: nothing to tune, it is run as given", label)
@@ -81,9 +81,9 @@ def tune(
             own = Storage.of(out).below("tuning", label, f"trial-{k}")
             scored = _trial(version, setting, train, own, resume, f"{label}, trial {k}", **same)
             if scored is not None:
-                select = _metric(scored, select)
+                select = _metric(scored, select, ways)
             scores.append(None if scored is None or select is None else _finite(scored[select]))
-        best = _best(scores, direction(select or ""))
+        best = _best(scores, direction(select or "", ways))
         if scores[best] is None:
             log.warning("all trials of %s diverged: it is run as given", label)
         tuned.methods[label] = versions[label][best]
@@ -159,9 +159,9 @@ def _quiet() -> Iterator[None]:
 PREFERRED = ("nll", "fid", "classifier_distance", "modes", "recall")
 
 
-def _metric(scores: Mapping[str, float], select: str | None) -> str:
+def _metric(scores: Mapping[str, float], select: str | None, own: Directions) -> str:
     """The score that selects. A given one must exist and have a direction."""
-    usable = [metric for metric in scores if direction(metric)]
+    usable = [metric for metric in scores if direction(metric, own)]
     if select is None and usable:
         return next((metric for metric in PREFERRED if metric in usable), usable[0])
     if select not in usable:

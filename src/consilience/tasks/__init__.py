@@ -3,10 +3,22 @@
 from consilience.tasks.adversarial import Adversarial
 from consilience.tasks.likelihoods import Likelihood
 from consilience.tasks.objectives import LeastSquares, Objective, Wasserstein
-from consilience.tasks.supervised import Classification, MultiLabel, Regression, Supervised
+from consilience.tasks.supervised import (
+    CTC,
+    Binary,
+    Classification,
+    Cox,
+    Heteroscedastic,
+    LanguageModel,
+    MultiLabel,
+    Ordinal,
+    Poisson,
+    Regression,
+    Supervised,
+)  # fmt: skip
 from consilience.tasks.task import Task
 
 __all__ = [
-    "Adversarial", "Classification", "LeastSquares", "Likelihood", "MultiLabel", "Objective", "Regression",
-    "Supervised", "Task", "Wasserstein",
+    "CTC", "Adversarial", "Binary", "Classification", "Cox", "Heteroscedastic", "LanguageModel", "LeastSquares",
+    "Likelihood", "MultiLabel", "Objective", "Ordinal", "Poisson", "Regression", "Supervised", "Task", "Wasserstein",
 ]  # fmt: skip

@@ -177,7 +177,7 @@ class Adversarial(Task):
         """L_D + L_G of one client. The value is L_D alone, as L_G would mostly cancel it; the gradient is of both.
         With `past` heads L_G includes the loss against discriminators of the past, on the present trunk."""
         parts = self.split(theta)
-        made = self.call_one(MAIN, parts[MAIN], self.latents(batch.key, len(batch.x)), key=batch.key)
+        made = self.call_one(MAIN, parts[MAIN], self.latents(batch.key, batch.size), key=batch.key)
         against = self.generator_loss_one(parts, made, batch, past)
         return self.discriminator_loss_one(parts, made.detach(), batch) + (against - against.detach())
 
@@ -225,7 +225,7 @@ class Adversarial(Task):
         """Raise an error if the networks do not fit each other or the data."""
         if not len(data):
             raise DataError(f"{data.name} has no examples")
-        x = data.inputs(torch.arange(min(2, len(data)), device=data.x.device), self.dtype).to(self.device)
+        x = data.inputs(torch.arange(min(2, len(data)), device=data.device), self.dtype).to(self.device)
         shape, theta = tuple(x.shape[1:]), self.initial()
         try:
             made = self.generate(theta, len(x))

@@ -53,7 +53,7 @@ def by_layers(networks: Networks, likelihood: Likelihood, theta: Tensor, batch: 
         output, inputs = networks.tapped(theta, batch.x, offsets=zeros)
         return likelihood.losses(output, _draw(likelihood, output, batch)).sum(), inputs
 
-    rows = len(batch.x)
+    rows = batch.size
     zeros = {name: theta.new_zeros(rows, layer.out_features) for name, layer in layers.items()}
     gradients, inputs = grad(loss, has_aux=True)(zeros)
     if any(a.dim() != 2 or len(a) != rows for a in inputs.values()):
@@ -70,4 +70,5 @@ def by_layers(networks: Networks, likelihood: Likelihood, theta: Tensor, batch: 
 
 
 def _draw(likelihood: Likelihood, output: Tensor, batch: Batch) -> Tensor:
-    return likelihood.draw(output.detach(), keys.mix(batch.key ^ 0x5EED))
+    drawn = likelihood.draw(tree_map(torch.detach, output), keys.mix(batch.key ^ 0x5EED))
+    return likelihood.masked(drawn, batch.y)

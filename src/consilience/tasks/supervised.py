@@ -1,89 +1,260 @@
-"""Supervised tasks: a network and a likelihood of its targets."""
+"""Supervised tasks: a network and a likelihood of its targets, or a loss."""
 
-from typing import Any
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from consilience.core.checks import Positive
 from consilience.core.errors import DataError, TaskError
+from consilience.core.records import to
 from consilience.data import Batch, Dataset
 from consilience.data.augment import Augmentation
+from consilience.tasks import likelihoods
 from consilience.tasks.inspection import inspect
 from consilience.tasks.layout import MAIN
-from consilience.tasks.likelihoods import Bernoulli, Categorical, Likelihood, Normal
+from consilience.tasks.likelihoods import Function, Likelihood
 from consilience.tasks.task import BatchNorm, Task
+
+log = logging.getLogger("consilience")
+
+
+class Options(TypedDict, total=False):
+    """Further arguments of all supervised tasks; see `Task`."""
+
+    augment: Augmentation | None
+    batch_norm: BatchNorm
 
 
 class Supervised(Task):
-    """The loss is the mean negative log-likelihood of a batch."""
+    """A module with a likelihood, whose loss is the mean negative log-likelihood of a batch; or with a plain `loss`.
+
+    `loss(output, y)` returns the losses [B] of each example, or one number for a batch whose examples depend on each
+    other. Which of both is found by trying it on the data; `batch=True` states that examples depend on each other. Such
+    a loss never sees padding. With a plain loss, evaluation reports the loss and own metrics. Only the quantity
+    `predict(output)` is averaged over a posterior.
+    """
 
     def __init__(
         self,
         module: nn.Module,
-        likelihood: Likelihood,
+        likelihood: Likelihood | None = None,
         *,
-        augment: Augmentation | None = None,
-        batch_norm: BatchNorm = "estimated",
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        predict: Callable[[Any], Tensor] | None = None,
+        batch: bool | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__({MAIN: module}, likelihood, augment=augment, batch_norm=batch_norm)
+        if (likelihood is None) == (loss is None):
+            raise TaskError("cs.Supervised needs a likelihood or loss=, a function of (output, y), and not both")
+        if likelihood is not None and (predict is not None or batch is not None):
+            raise TaskError("predict= and batch= belong to loss=: a likelihood has its own")
+        if likelihood is None:
+            for name, fn in {"loss": loss, "predict": predict}.items():
+                if fn is not None and not callable(fn):
+                    raise TaskError(f"{name} must be a function, got {fn!r}")
+            assert loss is not None
+            likelihood = Function(loss, batch, predict)
+        if not isinstance(likelihood, Likelihood):
+            raise TaskError(
+                f"a likelihood was expected, got {likelihood!r}: pass a plain function as loss=, by its name"
+            )
+        super().__init__({MAIN: module}, likelihood, **options)
         self.kind = likelihood.kind
 
+    @property
+    def pads(self) -> bool:
+        return super().pads and not self.likelihood.whole_batch
+
+    def settings(self) -> dict[str, Any]:
+        return self.likelihood.settings()
+
+    def prepare(self, *args: Any, **options: Any) -> Self:
+        new = super().prepare(*args, **options)
+        new._likelihood = new.likelihood.to(new.device, new.dtype)
+        return new
+
     def loss_one(self, theta: Tensor, batch: Batch) -> Tensor:
-        return batch.mean(self.likelihood.losses(self.apply_one(theta, batch.x, batch.key, batch.w), batch.y))
+        losses = self.likelihood.losses(self.apply_one(theta, batch.x, batch.key, batch.w), batch.y)
+        return losses.mean() if losses.dim() == 0 or self.likelihood.whole_batch else batch.mean(losses)
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
             return self.likelihood.predictive(self.apply_one(theta.to(self.dtype), self._evaluated(x)))
 
+    @property
+    def of_outputs(self) -> Self:
+        """The task whose predictions are what the scores of one network are computed from: for a plain loss, the
+        module's outputs."""
+        if not isinstance(self.likelihood, Function):
+            return self
+        new = self._with(self.networks)
+        new._likelihood = self.likelihood.of_outputs
+        return new
+
     def _evaluated(self, x: Tensor) -> Tensor:
         return x if self.augment is None else self.augment.evaluation(x)
 
     def check(self, data: Dataset, targets: bool = True) -> None:
-        """Run the module on two examples and raise an error if it cannot learn from the data."""
+        """Run the module on a few examples and raise an error if it cannot learn from the data."""
         if not len(data):
             raise DataError(f"{data.name} has no examples")
-        probe = torch.arange(min(2, len(data)), device=data.x.device)
-        x = data.inputs(probe, self.dtype).to(self.device)
+        probe = torch.arange(min(self.likelihood.probed, len(data)), device=data.device)
+        x = to(data.inputs(probe, self.dtype), self.device)
         try:
             output = self.apply_one(self.initial(), self._evaluated(x), w=torch.ones(len(probe), device=self.device))
         except Exception as error:
-            shape = tuple(x.shape[1:])
-            raise DataError(f"the module cannot take examples of {data.name}, of shape {shape}: {error}") from error
-        if not isinstance(output, Tensor) or output.shape[0] != len(probe):
-            raise TaskError("the module must return one tensor with a row for each example")
+            shapes = " and ".join(str(tuple(leaf.shape[1:])) for leaf in tree_leaves(x))
+            raise DataError(f"the module cannot take examples of {data.name}, of shape {shapes}: {error}") from error
+        self._check_output(output, len(probe))
         if targets:
             self.likelihood.check(output, data)
+            if isinstance(self.likelihood, Function):
+                y = to(data.targets(probe, self.dtype), self.device)
+                self._decide(self.likelihood, output, y, len(probe), data.name)
         inspect(self, self._evaluated(x))
+
+    def _check_output(self, output: Any, count: int) -> None:
+        """Refuse outputs that the likelihood cannot take."""
+        leaves = tree_leaves(output)
+        tensors = bool(leaves) and all(isinstance(leaf, Tensor) for leaf in leaves)
+        if isinstance(self.likelihood, Function):
+            if not tensors:
+                raise TaskError(
+                    f"the module must return a tensor, or a tuple or dict of them, and it returns {_got(output)}"
+                )
+        elif self.likelihood.trees and isinstance(output, tuple):
+            if not tensors or any(leaf.shape[:1] != (count,) for leaf in leaves):
+                raise TaskError(f"the module's tensors must have a row for each example, and it returns {_got(output)}")
+        elif not isinstance(output, Tensor) or output.shape[:1] != (count,):
+            raise TaskError(
+                f"the module must return one tensor with a row for each example, and for {count} examples it returns "
+                f"{_got(output)}: return the logits alone, or pass cs.Supervised(model, loss=) a function of your own"
+            )
+
+    def _decide(self, function: Function, output: Any, y: Any, count: int, name: str) -> None:
+        """Find out whether the loss of an example depends on others."""
+        found = function.decided(output, y, count, name)
+        if found.predict is not None:
+            shown = found.predict(output)
+            if not isinstance(shown, Tensor) or shown.shape[:1] != (count,):
+                raise TaskError(
+                    f"predict must return a tensor with a row for each example, and it returns {_got(shown)}"
+                )
+        if function.batch is None and found.mixes and not function.mixes:
+            log.warning(
+                "the loss is one number for a batch, or mixes its examples: clients are computed one by one. Return a "
+                "loss for each example (reduction='none') if they are independent, or state batch=True"
+            )
+        self._likelihood = found
+
+
+def _got(value: Any) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
 
 
 class Classification(Supervised):
-    """p(y | x, θ) = softmax(f(x))_y."""
+    """p(y | x, θ) = softmax(f(x))_y. `weights` of classes and `label_smoothing` change the training loss alone; see
+    `likelihoods.Categorical`."""
 
-    kind = Categorical.kind
+    kind = likelihoods.Categorical.kind
 
     def __init__(
-        self, module: nn.Module, *, augment: Augmentation | None = None, batch_norm: BatchNorm = "estimated"
+        self,
+        module: nn.Module,
+        *,
+        weights: Sequence[float] | Tensor | None = None,
+        label_smoothing: float = 0.0,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(module, Categorical(), augment=augment, batch_norm=batch_norm)
+        super().__init__(module, likelihoods.Categorical(weights, label_smoothing), **options)
+
+
+class Binary(Supervised):
+    """p(y = 1 | x, θ) = σ(f(x)), for a module with one logit and labels 0 and 1. Predictions have two columns."""
+
+    kind = likelihoods.Binary.kind
+
+    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.Binary(), **options)
+
+
+class Ordinal(Supervised):
+    """p(y > k | x, θ) = σ(c_k) for ordered classes, with K − 1 outputs for K classes; see `likelihoods.Ordinal`."""
+
+    kind = likelihoods.Ordinal.kind
+
+    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.Ordinal(), **options)
+
+
+class MultiLabel(Supervised):
+    """p(y | x, θ) = Π_l Bernoulli(y_l; σ(f_l(x)))."""
+
+    kind = likelihoods.Bernoulli.kind
+
+    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.Bernoulli(), **options)
 
 
 class Regression(Supervised):
     """p(y | x, θ) = N(f(x), noise²). The loss is ½‖y − f(x)‖²/noise², without the constant."""
 
-    kind = Normal.kind
+    kind = likelihoods.Normal.kind
 
-    def __init__(self, module: nn.Module, *, noise: float = 1.0, augment: Augmentation | None = None) -> None:
-        super().__init__(module, Normal(noise), augment=augment)
+    def __init__(self, module: nn.Module, *, noise: Positive = 1.0, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.Normal(noise), **options)
         self.noise = noise
 
     def settings(self) -> dict[str, Any]:
         return {"noise": self.noise}
 
 
-class MultiLabel(Supervised):
-    """p(y | x, θ) = Π_l Bernoulli(y_l; σ(f_l(x)))."""
+class Heteroscedastic(Supervised):
+    """p(y | x, θ) = N(m(x), e^s(x)), for a module that returns the tuple (m, s), or one tensor of both."""
 
-    kind = Bernoulli.kind
+    kind = likelihoods.NormalWithVariance.kind
 
-    def __init__(self, module: nn.Module, *, augment: Augmentation | None = None) -> None:
-        super().__init__(module, Bernoulli(), augment=augment)
+    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.NormalWithVariance(), **options)
+
+
+class Poisson(Supervised):
+    """p(y | x, θ) = Poisson(y; e^f(x)), for counts."""
+
+    kind = likelihoods.Counts.kind
+
+    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.Counts(), **options)
+
+
+class LanguageModel(Supervised):
+    """p(y | x, θ) = Π_t softmax(f(x)_t)_{y_t}, for outputs [B, L, V] and tokens [N, L], of which −100 is not counted;
+    see `likelihoods.Tokens`."""
+
+    kind = likelihoods.Tokens.kind
+
+    def __init__(self, module: nn.Module, *, per_token: bool = False, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.Tokens(per_token), **options)
+
+
+class CTC(Supervised):
+    """Labels without positions, for outputs [B, T, V] whose class 0 is the blank; see `likelihoods.Alignments`."""
+
+    kind = likelihoods.Alignments.kind
+
+    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.Alignments(), **options)
+
+
+class Cox(Supervised):
+    """Survival times: Cox's partial likelihood of log hazards f(x), with risk sets within a batch. A `batch_size` that
+    no client exceeds gives every client its full risk sets. See `likelihoods.PartialLikelihood`."""
+
+    kind = likelihoods.PartialLikelihood.kind
+
+    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.PartialLikelihood(), **options)

@@ -96,12 +96,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"task": {"kind": "adversarial", "augment": [{"name": "Flip"}]}},
-        "task.augment: this key is for task.kind = 'classification' or 'regression' or 'multi-label', and it is "
-        "'adversarial'",
+        "task.augment: this key is for supervised tasks, and task.kind is 'adversarial'",
     ),
     (
         {"run": {"rounds": 1, "outside": "digits"}},
-        "run.outside: this key is for task.kind = 'classification', and it is 'adversarial'",
+        "run.outside: this key is for task.kind = 'classification' or 'binary' or 'ordinal', and it is 'adversarial'",
     ),
     (
         {"model": {"name": "mlp"}},
@@ -131,6 +130,65 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"task": {"kind": "adversarial", "objective": 3}}, "task.objective: a table or a name was expected, got 3"),
     ({"task": {"kind": "adversarial", "objective": "own.py:fixed"}}, "is not an Objective"),
 ]
+
+
+OWN: dict[str, Any] = {
+    "data": {"name": "own.py:points"},
+    "partition": {"name": "own.py:halves"},
+    "model": CLASSES["model"],
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "expected", "outputs"),
+    [
+        ({"kind": "classification", "weights": [1, 2], "label_smoothing": 0.1}, cs.Classification, 2),
+        ({"kind": "binary"}, cs.Binary, 1),
+        ({"kind": "ordinal"}, cs.Ordinal, 1),
+        ({"kind": "heteroscedastic"}, cs.Heteroscedastic, 4),
+        ({"kind": "poisson"}, cs.Poisson, 2),
+        ({"kind": "language-model", "per_token": True}, cs.LanguageModel, 2),
+        ({"kind": "ctc"}, cs.CTC, 2),
+        ({"kind": "cox"}, cs.Cox, 1),
+    ],
+)
+def test_every_likelihood_has_a_kind_with_its_options_and_outputs(config: Any, task: Any, expected: Any, outputs: int):
+    found = config(**OWN, task=task).setting().task
+    assert type(found) is expected
+    assert found.module[-1].out_features == outputs
+    settings = found.settings()
+    assert {key: settings[key] for key in task if key != "kind"} == {k: v for k, v in task.items() if k != "kind"}
+
+
+def test_a_task_may_be_the_users_own_class_or_function(config: Any) -> None:
+    found = config(**OWN, task={"kind": "own.py:Heavy", "arguments": {"power": 3}}).setting().task
+    assert (type(found).__name__, found.power) == ("Heavy", 3.0)
+    found = config(**OWN, task={"kind": "own.py:heavy", "augment": [{"name": "Flip"}]}).setting().task
+    assert isinstance(found, cs.Supervised)
+    assert found.augment is not None
+
+
+OWN_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "own.py:Net"}, "task.kind: own.py:Net must be a subclass of consilience.Task, or a function that takes"),
+    ({"kind": "own.py:identity"}, "task.kind: own.py:identity must be a subclass of consilience.Task, or a function"),
+    ({"kind": "own.py:fixed"}, "task.kind: own.py:fixed must be a subclass of consilience.Task, or a function"),
+    ({"kind": "own.py:nothing"}, "has no class or function 'nothing'"),
+    ({"kind": "own.py:Heavy", "arguments": {"powr": 3}}, "task.arguments.powr: unknown key; did you mean 'power'?"),
+    ({"kind": "own.py:Heavy", "arguments": {"power": "x"}}, "task.arguments.power must be a number, got 'x'"),
+    ({"kind": "own.py:Heavy", "augment": [{"name": "Flip"}]}, "task.augment: own.py:Heavy has no argument augment"),
+    ({"kind": "own.py:Heavy", "noise": 1}, "task.noise: this key is for task.kind = 'regression'"),
+    ({"kind": "binary", "weights": [1, 2]}, "task.weights: this key is for task.kind = 'classification', and it is"),
+    ({"kind": "ctc", "per_token": True}, "task.per_token: this key is for task.kind = 'language-model', and it is"),
+    ({"kind": "cox", "arguments": {"ties": 1}}, "task.arguments: these are for a task of your own"),
+    ({"kind": "bnary"}, "task.kind: unknown kind 'bnary'; did you mean 'binary'?"),
+    ({"label_smoothing": 1}, "task.label_smoothing must be below 1, got 1"),
+    ({"weights": [-1]}, "task.weights.0 must be at least 0"),
+]
+
+
+@pytest.mark.parametrize(("task", "part"), OWN_MISTAKES)
+def test_mistakes_in_a_likelihood_or_an_own_task_are_named(refusal: Any, task: Any, part: str) -> None:
+    assert part in refusal(**OWN, task=task)
 
 
 @pytest.mark.parametrize(("sections", "part"), MISTAKES)

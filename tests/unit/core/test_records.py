@@ -53,7 +53,10 @@ tensors = st.builds(tensor, shapes, st.sampled_from(DTYPES), st.integers(0, 100)
 trees = st.recursive(
     st.one_of(st.none(), tensors),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(tuple), st.builds(Point, inner), st.builds(Addressed, inner, inner)
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from(["a", "b", "ids", "mask"]), inner, max_size=3),
+        st.builds(Point, inner),
+        st.builds(Addressed, inner, inner),
     ),
     max_leaves=8,
 )
@@ -86,10 +89,27 @@ def test_notes_travel_in_the_header():
 
 
 def test_pack_refuses_what_is_no_record_by_its_type():
-    with pytest.raises(RecordError, match="a dict cannot be part of a record"):
+    with pytest.raises(RecordError, match="a int cannot be part of a record"):
         pack(Point({"a": 1}))
     with pytest.raises(RecordError, match="a float cannot be part of a record"):
         pack((torch.ones(1), 0.5))
+
+
+def test_dicts_are_trees_in_the_order_of_their_keys():
+    tree = {"b": torch.ones(2, 3), "a": (torch.zeros(2), None)}
+    assert [name for name, _ in records.leaves(tree)] == ["b", "a.0"]
+    doubled = records.add(tree, tree)
+    assert (list(doubled), doubled["b"].sum().item()) == (["b", "a"], 12)
+    assert records.rows(tree, 0)["b"].shape == (3,)
+    stacked = records.stack([tree, dict(reversed(tree.items()))])
+    assert stacked["a"][0].shape == (2, 2)
+    records.check(dict(reversed(tree.items())), tree)
+    with pytest.raises(RecordError, match="dicts differ in their keys: b, a"):
+        records.add(tree, {"b": tree["b"]})
+    with pytest.raises(RecordError, match="the keys of a dict must be text, got 1"):
+        pack({1: torch.ones(1)})
+    with pytest.raises(RecordError, match=r"expected dict\(b, a=tuple\(0, 1=None\)\), got dict\(b\)"):
+        records.check({"b": tree["b"]}, tree)
 
 
 def test_records_are_frozen():

@@ -85,7 +85,7 @@ def test_an_array_that_may_not_be_written_is_copied_without_a_warning() -> None:
         (lambda: cs.Dataset(X, ["ill", "well", "ill", "ill"]), "data: y must be numbers in rows of one length"),
         (lambda: cs.Dataset([[1, 2], [3]], [0, 1]), "data: x must be numbers in rows of one length"),
         (lambda: cs.Dataset(TABLE.assign(sex=True), Y), "make a table's columns of one type by .astype(float)"),
-        (lambda: cs.Dataset(5, 3), "data: x and y must have a row for each example"),
+        (lambda: cs.Dataset(5, 3), "data: x must have a row for each example"),
         (lambda: cs.Dataset(X, Y, groups={"ward": ["a", "b", "a", "b"]}), "data: group 'ward' must be numbers"),
         (lambda: cs.Dataset(X, Y, groups={"ward": [0.5, 1, 2, 3]}), "data: group 'ward' must be whole numbers [N]"),
         (lambda: cs.Dataset(X, Y, groups={"ward": X.long()}), "data: group 'ward' must be whole numbers [N]"),

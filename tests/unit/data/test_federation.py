@@ -30,6 +30,45 @@ def held(sizes: Any = RAGGED) -> Federation:
     return Federation.from_owner(Dataset(torch.zeros(len(owner), 1), torch.arange(len(owner)) % 2), owner, how="toy")
 
 
+def test_clients_have_names_of_their_own() -> None:
+    with pytest.raises(DataError, match="two clients have the same name, 'a': give every client its own"):
+        Federation.from_owner(held().data, held().data.y, names=("a", "a"))
+    with pytest.raises(DataError, match="1 name for 5 clients"):
+        replace(held(), names=("a",))
+
+
+def test_clients_are_found_by_name_or_number() -> None:
+    federation = Federation.from_owner(held().data, held().data.y, names=("Chur", "Bern"))
+    assert (federation.number("Bern"), federation.number(1), held().number("3")) == (1, 1, 3)
+    assert len(federation.client("Chur")) == int(federation.sizes[0])
+    with pytest.raises(DataError, match="there is no client 'chur'; did you mean 'Chur'"):
+        federation.number("chur")
+    with pytest.raises(DataError, match=r"there is no client 2: clients have numbers 0\.\.1"):
+        federation.client(2)
+
+
+def test_joint_data_are_named_after_all_silos() -> None:
+    def named(names: str, **options: Any) -> str:
+        made = {name: Dataset(torch.ones(2, 1), torch.ones(2), note=name, **options) for name in names}
+        return Federation.from_silos(made).data.name
+
+    assert named("abc") == "a, b and c"
+    assert named("abcde") == "5 silos"
+    assert named("abc", name="heart") == "heart"
+    parts = {name: Dataset(torch.ones(2, 1), torch.ones(2), name=name, note=name) for name in "ab"}
+    joint = Federation.from_silos(parts)
+    assert (joint.data.name, joint.data.note) == ("a and b", "")
+    assert repr(joint) == "Federation(a and b: 2 clients, 4 examples, silos)"
+
+
+def test_a_list_of_silos_has_numbers_for_names() -> None:
+    silo = (torch.ones(2, 1), torch.ones(2))
+    federation = Federation.from_silos([silo, silo])
+    assert (federation.names, federation.sizes.tolist(), federation.data.name) == (None, [2, 2], "2 silos")
+    with pytest.raises(DataError, match="takes a dict of data sets by name, or a list, not a Dataset"):
+        Federation.from_silos(Dataset.of(silo))  # type: ignore[arg-type]
+
+
 def test_an_empty_set_has_owners_only_if_they_are_named_or_counted() -> None:
     nothing = Dataset(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64), name="ward")
     with pytest.raises(DataError, match="ward has no examples: pass the number of clients"):

@@ -221,6 +221,25 @@ def test_arrays_may_be_images_tokens_real_targets_and_bring_a_test_part(tmp_path
     assert (tokens.x.dtype, tokens.y.dtype, tokens.y.tolist()) == (torch.int64, torch.uint8, [[1, 1]])
 
 
+def test_arrays_may_be_several_inputs_and_rows_of_different_lengths(tmp_path: Path) -> None:
+    ids, offsets, ages = np.array([5, 6, 7]), np.array([0, 2, 3]), np.ones((2, 1))
+    inputs = {"x.ids": ids, "x.ids.offsets": offsets, "x.age": ages}
+    np.savez(tmp_path / "a.npz", **inputs, y=NONE, **{"x_test.ids": ids[2:], "x_test.age": ages[:1]}, y_test=NONE[:1],
+             **{"x_test.ids.offsets": np.array([0, 1])})  # fmt: skip
+    data = read_site(tmp_path / "a.npz", classes=CLASSES)
+    found = data.train.inputs(torch.tensor([1, 0]))
+    assert (found["ids"].tolist(), found["age"].tolist()) == ([[7, 0], [5, 6]], [[1], [1]])
+    assert data.test.inputs(torch.tensor([0]))["ids"].tolist() == [[7]]
+    save_file({"x.1": torch.ones(2, 3), "x.0": torch.zeros(2), "y": torch.ones(2)}, tmp_path / "b.safetensors")
+    pair = read_site(tmp_path / "b.safetensors").x
+    assert [tuple(part.shape) for part in pair] == [(2,), (2, 3)]
+    tagged = {"x": ids, "x.offsets": offsets, "y": np.array([1, 0, 1]), "y.offsets": offsets}
+    np.savez(tmp_path / "c.npz", **tagged)
+    tags = read_site(tmp_path / "c.npz", classes=CLASSES)
+    assert isinstance(tags.x, cs.Ragged)
+    assert tags.targets(torch.arange(2)).tolist() == [[1, 0], [1, -100]]
+
+
 NONE = np.zeros(2, np.int64)
 
 
@@ -228,6 +247,9 @@ NONE = np.zeros(2, np.int64)
     ("arrays", "message"),
     [
         ({"y": None}, "has no array 'y'; it has x"),
+        ({"x.a": np.zeros(2)}, "has an array 'x' and also 'x.a': either one input, or several"),
+        ({"x.offsets": np.array([0, 1])}, "offsets go from 0 to 1, but must go from 0 to the number of values, 2"),
+        ({"x": None, "x.a": np.zeros((2, 1)), "x.b": np.zeros((3, 1))}, "x.a has 2 rows but x.b has 3"),
         ({"y": np.array([0, 2])}, "y lies in 0..2, but there are 2 classes, 0..1"),
         ({"y": np.zeros(2)}, "y must be [N] class names or whole numbers"),
         ({"y": NONE[:1]}, "x has 2 rows but y has 1"),

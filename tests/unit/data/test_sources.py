@@ -121,6 +121,52 @@ def test_lists_of_token_ids_stay_integers() -> None:
     assert cs.Dataset.of(Hub({"ids": [[1, 2], [3, 4]], "label": [0, 1]}), target="label").x.dtype == torch.int64
 
 
+def test_examples_of_several_inputs_become_a_tuple_or_a_dict() -> None:
+    pairs = cs.Dataset.of(Pairs([(x, y.float(), [1, 2]) for x, y in zip(X, Y, strict=True)], Y))
+    assert [tuple(column.shape) for column in pairs.x] == [(4, 2), (4,), (4, 2)]
+    assert torch.equal(pairs.x[0], X)
+    named = cs.Dataset.of(Pairs([{"x": x, "ids": list(range(i + 1))} for i, x in enumerate(X)], Y))
+    assert torch.equal(named.x["x"], X)
+    assert [named.x["ids"][i].tolist() for i in range(4)] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert cs.Dataset.of(Pairs([(1.5, 2.0), (3.0, 4.0)], Y[:2])).x.tolist() == [[1.5, 2], [3, 4]]
+
+
+def test_a_pair_may_hold_a_tree() -> None:
+    ragged = cs.Ragged([[1], [2, 3], [], [4]], mask="m")
+    data = cs.Dataset.of(({"ids": ragged, "x": X.numpy()}, Y))
+    assert data.x["ids"] is ragged
+    assert torch.equal(data.x["x"], X)
+
+
+def test_rows_of_different_lengths_become_ragged() -> None:
+    ids, mask = [[5, 6], [7], [], [8, 9, 10]], [[1, 1], [1], [], [1, 1, 1]]
+    table = Hub({"input_ids": ids, "attention_mask": mask, "age": [1.0, 2, 3, 4], "label": Y.tolist()})
+    both = cs.Dataset.of(table, target="label", inputs=["input_ids", "attention_mask"])
+    found = both.inputs(torch.tensor([1, 3]))
+    assert found["input_ids"].tolist() == [[7, 0, 0], [8, 9, 10]]
+    assert found["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert isinstance(cs.Dataset.of(table, target="label", inputs="input_ids").x, cs.Ragged)
+    mixed = cs.Dataset.of(table, target="label", inputs=["input_ids", "age"])
+    assert mixed.x["age"].tolist() == [1, 2, 3, 4]
+    vectors = cs.Dataset.of(Pairs([X, X[:1]], Y[:2])).x
+    assert (vectors.sizes.tolist(), vectors.values.shape) == ([4, 1], (5, 2))
+
+
+def test_ragged_targets_are_padded_with_the_label_that_torch_ignores() -> None:
+    tags = [[0, 1], [1], [2, 0, 0]]
+    table = Hub({"ids": [[5, 6], [7], [8, 9, 10]], "tags": tags})
+    data = cs.Dataset.of(table, target="tags")
+    assert data.targets(torch.tensor([1, 0])).tolist() == [[1, -100], [0, 1]]
+    own = cs.Dataset.of((data.x, cs.Ragged(tags, padding=-1)))
+    assert own.y.padding == -1
+
+
+def test_images_beside_other_inputs_become_numbers() -> None:
+    images = [Image.fromarray(np.full((3, 5), value, np.uint8)) for value in (0, 255)]
+    data = cs.Dataset.of(Hub({"image": images, "age": [1.0, 2.0], "label": [0, 1]}), target="label")
+    assert data.x["image"].amax((1, 2, 3)).tolist() == pytest.approx([0, 1])
+
+
 def test_federations_and_partitions_take_the_same_sources() -> None:
     source = TensorDataset(X, Y)
     assert len(cs.partition.iid(source, 2)) == 2
@@ -142,7 +188,10 @@ def test_federations_and_partitions_take_the_same_sources() -> None:
         (lambda: cs.Dataset.of(TensorDataset(X, Y, Y)), "a pair (x, y) is expected, got 3 parts"),
         (lambda: cs.Dataset.of(cs.Data(cs.Dataset(X, Y), cs.Dataset(X, Y))), "pass its .train or its .test"),
         (lambda: cs.Dataset.of(DataLoader(Endless())), "a Endless has no rows by index: pass a pair"),
-        (lambda: cs.Dataset.of(Pairs([X[0], X[0, :1]], Y)), "examples must have one shape, found (1,) and (2,)"),
+        (lambda: cs.Dataset.of(Pairs([X, X[:, :1]], Y[:2])), "examples must have one shape, found (4, 1) and (4, 2)"),
+        (lambda: cs.Dataset.of(Pairs([(X, Y), (X,)], Y[:2])), "all examples must have 2 inputs, as the first has"),
+        (lambda: cs.Dataset.of(Pairs([{"a": X}, {"b": X}], Y[:2])), "all examples must have the keys of the first, a"),
+        (lambda: cs.Dataset.of(Pairs([[1], None], Y[:2])), "some cells of a column are lists and others are not"),
         (lambda: cs.Dataset.of([{"x": 1}] * 3), "every example of a list must be a pair (x, y), found dict"),
         (lambda: cs.Dataset.of(TABLE.rename(columns={"ill": 3}), target="il"), "no column 'il'; allowed: 3, age"),
         (lambda: cs.Dataset.of(Pairs([Image.new("I;16", (2, 2))], [0])), "more than eight bits a pixel"),

@@ -10,9 +10,11 @@ import consilience as cs
 from consilience.core.beliefs import Mixture
 from consilience.core.errors import ConfigError, ConsilienceError, DataError
 from consilience.core.records import Point, pack, unpack
+from consilience.data.trees import form
 from consilience.flower import client_app
-from consilience.flower.client import FlowerClient, fingerprint
+from consilience.flower.client import FlowerClient, fingerprint, form_of
 from consilience.flower.messages import EvaluateRequest, InfoRequest, SiteInfo, Token, decode, encode
+from consilience.flower.registry import Registry
 from consilience.flower.storage import ClientStorage
 from support.flower_grid import TRAIN_REQUEST, MemoryGrid, site_info
 from support.scenarios import blobs, linear
@@ -170,3 +172,29 @@ def test_a_site_can_score_networks_that_are_certain(tmp_path, precision, network
     found = evaluated(client, Mixture.of(theta.repeat(networks, 1)), precision)
     assert found.examples == sum(found.reliability.count) == len(test.client(0))
     assert max(found.reliability.confidence) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_the_server_learns_the_form_of_every_input_and_no_length(kind):
+    rows = cs.Ragged([torch.zeros(5, 3), torch.zeros(2, 3)], mask="mask", lengths="n", padding=-1)
+    parts = {"wav": rows, "age": torch.zeros(2)}
+    x = parts if kind is dict else tuple(parts.values())
+    info = site_info(x=form_of(x), y=form_of(cs.Dataset(x, rows).y))
+    again = SiteInfo.model_validate_json(info.model_dump_json())
+    assert again == info
+    assert "5" not in info.model_dump_json(exclude={"examples"})
+    data = Registry.of([again]).federation("f").data
+    assert form(data.x) == form(x)
+    assert form(data.y) == form(rows)
+
+
+def test_a_site_with_rows_of_different_lengths_trains(tmp_path):
+    torch.manual_seed(0)
+    data = cs.Dataset(cs.Ragged([torch.randn(1 + i % 3, 2) for i in range(6)]), torch.arange(6) % 2)
+    module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d((1, 2)), torch.nn.Flatten(), torch.nn.Linear(2, 2))
+    client = FlowerClient("Basel", cs.FedAvg(), cs.Classification(module), lambda: data, tmp_path)
+    assert client.info().examples == 6
+    request = TRAIN_REQUEST.model_copy(update={"fingerprint": client.fingerprint, "stage": 0, "client": 2, "keep": []})
+    theta = client.task.initial().to(torch.float64 if request.precision == "float64" else torch.float32)
+    reply, _ = client.train(request, {"message": pack(Point(theta))})
+    assert reply.status == "done"

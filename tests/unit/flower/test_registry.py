@@ -39,6 +39,24 @@ def test_every_dtype_that_a_site_may_name_is_one_of_torch(dtype):
     assert (data.x.shape, data.y.shape) == ((1, 2, 3), (1,))
 
 
+TREE = {"ids": {"values": ("int64", []), "mask": "mask", "lengths": None, "padding": 3}, "age": ("float32", [1])}
+
+
+@pytest.mark.parametrize("x", [TREE, list(TREE.values()), TREE["ids"]], ids=["dict", "tuple", "ragged"])
+def test_the_server_has_an_example_of_every_input(x, tmp_path):
+    Registry.of([site_info(x=x)]).started(tmp_path)
+    found = Registry.read(tmp_path).federation("f").data.inputs(torch.tensor([0, 0]))
+    leaves = list(found.values() if isinstance(found, dict) else found)
+    assert [tuple(leaf.shape) for leaf in leaves] == [(2, 16), (2, 16), (2, 1)][: len(leaves)]
+    assert not isinstance(found, dict) or list(found) == ["ids", "mask", "age"]
+
+
+def test_sites_with_other_inputs_are_named_with_them():
+    other = TREE | {"ids": TREE["ids"] | {"padding": 0}}
+    with pytest.raises(DataError, match=r"int64 number with padding 3, mask mask .* at 'Bern', but .*padding 0"):
+        Registry.of([site_info("Bern", x=TREE), site_info("Basel", x=other)])
+
+
 @pytest.mark.parametrize("other", [{"x": ("float32", [4])}, {"y": ("int64", [])}, {"x": ("uint8", [3])}])
 def test_sites_with_other_data_cannot_be_one_federation(other):
     with pytest.raises(DataError, match=r"different data: an example is .* at 'Bern', but float32 3 .* at 'Basel'"):

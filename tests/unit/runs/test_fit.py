@@ -123,6 +123,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no rounds": ({"rounds": 0}, ConfigError, "rounds must be at least 1, got 0"),
     "no cohort": ({"cohort": 0}, ConfigError, "cohort must be at least 1, got 0"),
     "a large cohort": ({"cohort": 6}, ConfigError, "cohort is 6, but the federation has 5 clients"),
+    "no batch": ({"eval_batch_size": 0}, ConfigError, "eval_batch_size must be at least 1, got 0"),
     "no evaluation": ({"evaluate_every": -1}, ConfigError, "evaluate_every must be at least 1, got -1"),
     "no checkpoints": ({"checkpoint_every": 0}, ConfigError, "Storage: checkpoint_every must be at least 1, got 0"),
     "a device": (

@@ -1,15 +1,16 @@
 """Run and StoredRun: predictions, and scores for all and for each client."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import consilience as cs
-from consilience.core.errors import TaskError
+from consilience.core.errors import ConfigError, DataError, TaskError
 from consilience.evaluation.scores import evaluate
 from support.runs import PARAMETERS, TRAIN, fit, timeless
 from support.scenarios import NAMES, blobs, gradient, linear
@@ -40,6 +41,68 @@ def test_a_run_learns_and_says_how_well_for_each_client_and_for_all() -> None:
     pooled = run.evaluate(test.data[test.order])
     assert pooled.point == pytest.approx(evaluation.point, abs=1e-5)
     assert pooled.clients == []
+
+
+def test_a_run_is_asked_by_a_clients_name_and_with_data_of_any_kind() -> None:
+    task, train, test = blobs()
+    run = fit(cs.LocalOnly(TRAIN), task, train, rounds=1)
+    name = train.name(1)
+    assert torch.equal(run.personal(name).mean, run.personal(1).mean)
+    with pytest.raises(DataError, match=f"there is no client {name + 'x'!r}; did you mean {name!r}"):
+        run.personal(name + "x")
+    with pytest.raises(DataError, match="there is no client 99"):
+        run.personal(99)
+    run = fit(cs.FedAvg(TRAIN), task, train, rounds=1)
+    x, y = test.data.x, test.data.y
+    assert run.evaluate((x.numpy(), y.tolist())).point == run.evaluate(test.data).point
+    assert torch.equal(run.uncertainty((x, y)).entropy, run.uncertainty(test.data).entropy)
+    assert run.detect((x, y), (x + 1, y)) == run.detect(test.data, replace(test.data, x=x + 1))
+    with pytest.raises(DataError, match="must be a tensor, an array"):
+        run.predict(test.data)
+
+
+def test_predictions_do_not_depend_on_the_batch_size(tmp_path: Path) -> None:
+    task, train, test = blobs()
+    run = fit(cs.FedAvg(TRAIN), task, train, rounds=1, test=test, eval_batch_size=3, out=tmp_path / "run")
+    x, some = test.data.x, {"batch_size": 7}
+    torch.testing.assert_close(run.predict(x, **some), run.predict(x))
+    assert run.predict(x[:0]).shape == (0, run.predict(x).shape[1])
+    assert run.evaluate(test, **some).point == pytest.approx(run.evaluate(test).point)
+    assert run.evaluation is not None
+    assert run.evaluation.point == pytest.approx(run.evaluate(test).point)
+    torch.testing.assert_close(run.uncertainty(test.data, **some).entropy, run.uncertainty(test.data).entropy)
+    assert run.detect(test.data, test.data, **some).point == pytest.approx(0.5)
+    stored = cs.load_run(tmp_path / "run")
+    torch.testing.assert_close(stored.predict(task, x, **some), run.predict(x))
+    assert stored.evaluate(task, (x, test.data.y), **some).point == pytest.approx(run.evaluate(test.data).point)
+    with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
+        run.predict(x, batch_size=0)
+
+
+class Sum(nn.Module):
+    """The sum of the embeddings of tokens; token 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head((self.table(ids) * (ids > 0).unsqueeze(-1)).sum(1))
+        return out
+
+
+def test_a_run_learns_from_rows_of_different_lengths() -> None:
+    """Rows without a mask are one input, which any module takes that ignores the padding."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(1, 9, (1 + i % 7,), generator=generator) for i in range(60)]
+    data = cs.Dataset(cs.Ragged(rows), torch.tensor([int(row[0] > 4) for row in rows]))
+    train, test = cs.partition.iid(data, 3).split(0.25)
+    run = fit(cs.FedAvg(TRAIN), cs.Classification(Sum()), train, rounds=2, test=test)
+    found = run.predict(data.x, batch_size=11)
+    each = torch.cat([run.model(row.unsqueeze(0)).softmax(-1) for row in rows])
+    torch.testing.assert_close(found, each)
+    expected = (each.argmax(1) == data.y)[test.order].float().mean().item()
+    assert run.evaluate(test, batch_size=4).point["accuracy"] == pytest.approx(expected)
 
 
 def test_local_only_is_scored_by_every_clients_own_model() -> None:

@@ -66,5 +66,5 @@ class ServerGenerator(Algorithm):
 def discriminator_loss(task: Adversarial, theta: Tensor, batch: Batch, generator: Tensor) -> Tensor:
     """L_D of one client's discriminator."""
     parts = task.split(torch.cat([generator, theta]))
-    made = task.call_one(MAIN, generator, task.latents(batch.key, len(batch.x)), key=batch.key)
+    made = task.call_one(MAIN, generator, task.latents(batch.key, batch.size), key=batch.key)
     return task.discriminator_loss_one(parts, made, batch)

@@ -13,6 +13,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from torch import Tensor
 
 from consilience.config import LoadedDeployment, read_deployment
 from consilience.config.components import build
@@ -108,12 +109,13 @@ class DeployedApp:
         return SeededApp()
 
     def examples(self, load: Load, node: Mapping[str, Any]) -> Dataset | Data:
-        """A site's examples; a ConfigError if their shape is not `federation.inputs`."""
+        """A site's examples; a ConfigError if their shape is not `federation.inputs`, which is empty unless x is one
+        tensor."""
         found = self._load(load, NodeSettings(node))
         inputs = tuple(self.deployed.config.federation.inputs)
         for part in (found.train, found.test) if isinstance(found, Data) else (found,):
-            if len(part) and tuple(part.x.shape[1:]) != inputs:
-                there = tuple(part.x.shape[1:])
+            there = tuple(part.x.shape[1:]) if isinstance(part.x, Tensor) else ()
+            if len(part) and there != inputs:
                 raise ConfigError(f"an example has shape {there}, but federation.inputs in config.toml is {inputs}")
         return found
 

@@ -145,6 +145,8 @@ def _site(loaded: LoadedConfig, data: Dataset) -> dict[str, Any]:
         target = section.arguments.get("target", "target")
         features, scaling = features_of(data_root(section.arguments.get("root")), target)
         return {"target": target, "features": list(features)} | ({"scaling": scaling} if scaling else {})
+    if not isinstance(data.x, torch.Tensor):
+        return {}
     if data.x.dtype == torch.uint8 and data.x.dim() == 4 and data.scale is not None:
         std = 1 / (255 * data.scale.double().flatten())
         shift = torch.zeros_like(std) if data.shift is None else data.shift.double().flatten()

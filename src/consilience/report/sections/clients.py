@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from consilience.core import text
-from consilience.metrics import direction
+from consilience.metrics import NO_OWN, Directions, direction
 from consilience.report.drawing.canvas import swatch
 from consilience.report.drawing.charts import dots
 from consilience.report.drawing.rows import Spread, spreads
@@ -41,7 +41,7 @@ def run_clients(run: RunFiles) -> Section:
     return Section("Clients", tables=[Table(["client", "examples", *map(text.short, metrics)], rows, caption)])
 
 
-def comparison_clients(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> Section:
+def comparison_clients(rows: Sequence[dict[str, Any]], methods: Sequence[str], ways: Directions = NO_OWN) -> Section:
     """Each metric at each client: dots with their spread, and the same numbers as a table."""
     clients = list(dict.fromkeys(str(row["client"]) for row in rows))
     plots: list[Plot] = []
@@ -52,7 +52,7 @@ def comparison_clients(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -
             for row in rows
             if row["metric"] == metric and text.is_number(row.get("mean"))
         }
-        plots.append(client_plot(metric, found, clients, methods))
+        plots.append(client_plot(metric, found, clients, methods, ways))
         folded.append((f"{text.long(metric)} as a table", _client_table(found, clients, methods)))
     legend = [method_key(method, colour) for colour, method in enumerate(methods)]
     return Section("Scores at each client", legend=legend, plots=plots, folded=folded)
@@ -61,7 +61,9 @@ def comparison_clients(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -
 Found = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, client) → mean, standard deviation
 
 
-def client_plot(metric: str, found: Found, clients: Sequence[str], methods: Sequence[str]) -> Plot:
+def client_plot(
+    metric: str, found: Found, clients: Sequence[str], methods: Sequence[str], ways: Directions = NO_OWN
+) -> Plot:
     """A row for each client, with a dot for each method."""
     points: list[list[tuple[float, float] | None]] = []
     for method in methods:
@@ -70,7 +72,7 @@ def client_plot(metric: str, found: Found, clients: Sequence[str], methods: Sequ
     cut = f" The first {MAX_DRAWN} of {len(clients):,} clients are drawn." if len(clients) > MAX_DRAWN else ""
     seeds = any(std is not None for _, std in found.values())
     bars = " Bars are ± one standard deviation over seeds." if seeds else ""
-    caption = f"{better(metric)} A row is a client{', a dot a method' if len(methods) > 1 else ''}.{bars}{cut}"
+    caption = f"{better(metric, ways)} A row is a client{', a dot a method' if len(methods) > 1 else ''}.{bars}{cut}"
     return Plot(dots(text.long(metric), clients[:MAX_DRAWN], points), caption.strip())
 
 
@@ -87,7 +89,9 @@ def _client_table(found: Found, clients: Sequence[str], methods: Sequence[str]) 
     return Table(["client", *methods], rows)
 
 
-def fairness_section(runs: Runs, rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> Section:
+def fairness_section(
+    runs: Runs, rows: Sequence[dict[str, Any]], methods: Sequence[str], ways: Directions = NO_OWN
+) -> Section:
     """How much scores differ between the clients of one seed, averaged over seeds."""
     scores = _scores_of_runs(runs) or _scores_of_means(rows)
     plots: list[Plot] = []
@@ -95,12 +99,13 @@ def fairness_section(runs: Runs, rows: Sequence[dict[str, Any]], methods: Sequen
     folded: Folded = []
     for metric in text.in_order(scores):
         by_method = {method: scores[metric][method] for method in methods if method in scores[metric]}
-        if not direction(metric) or not any(len(seed) > 1 for seeds in by_method.values() for seed in seeds):
+        way = direction(metric, ways)
+        if not way or not any(len(seed) > 1 for seeds in by_method.values() for seed in seeds):
             continue
-        found = {method: _summary(seeds, direction(metric)) for method, seeds in by_method.items()}
+        found = {method: _summary(seeds, way) for method, seeds in by_method.items()}
         if len(plots) < MAX_FAIRNESS_FIGURES:
-            plots.append(_fairness_plot(metric, by_method, found))
-        table = _fairness_table(metric, found, methods)
+            plots.append(_fairness_plot(metric, by_method, found, better(metric, ways)))
+        table = _fairness_table(metric, found, methods, way)
         if tables:
             folded.append((text.long(metric), table))
         else:
@@ -146,8 +151,7 @@ def _summary(seeds: Sequence[Sequence[float]], way: int) -> dict[str, float]:
     return dict(zip(names, np.mean(columns, axis=0).tolist(), strict=True))
 
 
-def _fairness_table(metric: str, found: Mapping[str, dict[str, float]], methods: Sequence[str]) -> Table:
-    way = direction(metric)
+def _fairness_table(metric: str, found: Mapping[str, dict[str, float]], methods: Sequence[str], way: int) -> Table:
     tenth = "10th percentile" if way > 0 else "90th percentile"
     head = {"worst": "worst client", "tenth": tenth, "median": "median", "best": "best client", "std": "std. deviation"}
     places = min(3, text.decimals(value for values in found.values() for value in values.values()))
@@ -160,16 +164,21 @@ def _fairness_table(metric: str, found: Mapping[str, dict[str, float]], methods:
     for method, row in found.items():
         cells = [Cell.of(row[name], places, best=text.fixed(row[name], places) == best.get(name)) for name in head]
         rows.append([Cell(method, swatch=swatch(methods.index(method))), *cells])
-    caption = f"{better(metric)} {text.long(metric)} over clients, mean over seeds. Bold: fairest or best."
+    caption = (
+        f"{better(metric, {metric: way})} {text.long(metric)} over clients, mean over seeds. Bold: fairest or best."
+    )
     return Table(["method", *head.values()], rows, caption)
 
 
 def _fairness_plot(
-    metric: str, by_method: Mapping[str, Sequence[Sequence[float]]], found: Mapping[str, dict[str, float]]
+    metric: str,
+    by_method: Mapping[str, Sequence[Sequence[float]]],
+    found: Mapping[str, dict[str, float]],
+    caption: str,
 ) -> Plot:
     rows = []
     for method, seeds in by_method.items():
         row = found[method]
         clients = [value for values in seeds for value in values]
         rows.append(Spread(method, row["worst"], (row["tenth"], row["ninetieth"]), row["median"], row["best"], clients))
-    return Plot(spreads(text.long(metric), rows), better(metric))
+    return Plot(spreads(text.long(metric), rows), caption)

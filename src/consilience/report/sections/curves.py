@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from consilience.core import text
-from consilience.metrics import spread
+from consilience.metrics import Directions, spread
 from consilience.report.drawing.charts import Line, curves
 from consilience.report.page import Key, Plot, Section
-from consilience.report.sections.words import AVERAGE, KINDS, POINT, Runs, better, method_key
+from consilience.report.sections.words import AVERAGE, KINDS, POINT, Runs, better, method_key, own_directions
 from consilience.runs.stored import RunFiles
 
 TITLE = "Learning curves"
@@ -22,8 +22,9 @@ def run_curves(run: RunFiles, metrics: Sequence[str] | None = None) -> Section:
         lines = [Line(x, y, colour, dashed=kind == "marginal") for colour, kind, x, y in points if x]
         averaged |= any(line.dashed for line in lines)
         if lines:
-            drawing = curves(text.long(metric), lines, mark=run.switch.get("at"))
-            plots.append(Plot(drawing, _caption(metric) if metric in scores else "After each round."))
+            drawing = curves(_title(metric), lines, mark=run.switch.get("at"))
+            caption = _caption(metric, run.directions) if metric in scores else "After each round."
+            plots.append(Plot(drawing, caption))
     legend = [Key(POINT, "s0"), Key(AVERAGE, "s1", "dashed")] if averaged else []
     about = f"The dotted line marks the last round of {run.switch['first']['name']}." if run.switch else ""
     return Section(TITLE, about, legend=legend, plots=plots)
@@ -44,7 +45,7 @@ def comparison_curves(runs: Runs, metrics: Sequence[str] | None = None) -> Secti
         lines = [line for line in drawn if line]
         averaged |= any(line.dashed for line in lines)
         if lines:
-            plots.append(Plot(curves(text.long(metric), lines), _caption(metric)))
+            plots.append(Plot(curves(_title(metric), lines), _caption(metric, own_directions(runs))))
     dashes = f" Solid lines: {POINT}. Dashed lines: {AVERAGE}." if averaged else ""
     several = len(everything) > len(runs)
     band = "Lines are means over seeds; bands reach from the lowest to the highest seed." if several else ""
@@ -68,10 +69,14 @@ def _mean_curve(group: Sequence[RunFiles], metric: str, kind: str, colour: int) 
     return Line(rounds, means, colour, kind == "marginal", low, high)
 
 
-def _caption(metric: str) -> str:
+def _title(metric: str) -> str:
+    return "Training loss" if metric == "loss" else text.long(metric)
+
+
+def _caption(metric: str, own: Directions) -> str:
     if metric == "loss":
         return "Mean over the training examples of each round's clients. Less is better."
-    return f"{better(metric)} On the test data after each round.".strip()
+    return f"{better(metric, own)} On the test data after each round.".strip()
 
 
 def server_section(run: RunFiles) -> Section:

@@ -5,7 +5,7 @@ from typing import Any
 
 from consilience.core import text
 from consilience.core.display import clip
-from consilience.metrics import MARGINAL, direction
+from consilience.metrics import MARGINAL, NO_OWN, Directions, direction
 from consilience.report.drawing.canvas import swatch
 from consilience.report.drawing.rows import forest
 from consilience.report.page import Cell, Plot, Section, Table
@@ -14,7 +14,9 @@ from consilience.report.sections.words import Folded, better, metric_name
 ARROW = {1: " ↑", -1: " ↓", 0: ""}
 
 
-def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over: str) -> Section:
+def result_section(
+    rows: Sequence[dict[str, Any]], methods: Sequence[str], over: str, ways: Directions = NO_OWN
+) -> Section:
     """Methods × metrics, with the best of each metric in bold and the paper's figures. The posterior average of a
     method has a line of its own."""
     rows = [_own_line(row) for row in rows]
@@ -24,9 +26,9 @@ def result_section(rows: Sequence[dict[str, Any]], methods: Sequence[str], over:
     head, columns = ["method"], []
     for metric in text.in_order(str(row["metric"]) for row in rows):
         own = {str(row["method"]): row for row in rows if row["metric"] == metric}
-        columns.append(_result_cells(metric, own, most))
+        columns.append(_result_cells(own, most, direction(metric, ways)))
         paper = any(row.get("paper") is not None for row in own.values())
-        head += [text.short(metric) + ARROW[direction(metric)], *(["paper"] if paper else [])]
+        head += [text.short(metric) + ARROW[direction(metric, ways)], *(["paper"] if paper else [])]
         columns += [_paper_cells(own)] if paper else []
     table = []
     for method, line in listed:
@@ -45,10 +47,10 @@ def _own_line(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "method": f"{row['method']}, marginal", "metric": metric.removesuffix(MARGINAL)}
 
 
-def _result_cells(metric: str, rows: Mapping[str, dict[str, Any]], most: int) -> dict[str, Cell]:
+def _result_cells(rows: Mapping[str, dict[str, Any]], most: int, way: int) -> dict[str, Cell]:
     """Mean ± standard deviation of one metric, by line; with the number of runs if some did not get there."""
     means = [row.get("mean") for row in rows.values()]
-    places, way = text.decimals(means), direction(metric)
+    places = text.decimals(means)
     numbers: list[Any] = [mean for mean in means if text.is_number(mean)]
     best = text.fixed(max(numbers, key=lambda mean: way * mean), places) if way and len(numbers) > 1 else None
     cells = {}
@@ -70,13 +72,13 @@ def _paper_cells(rows: Mapping[str, dict[str, Any]]) -> dict[str, Cell]:
     }
 
 
-def difference_section(entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> Section:
+def difference_section(entries: Sequence[dict[str, Any]], methods: Sequence[str], ways: Directions = NO_OWN) -> Section:
     """Paired differences between methods on the same seeds, with 95 % intervals."""
     entries = [entry for entry in entries if text.is_number(entry.get("difference"))]
     groups: list[tuple[str, list[dict[str, Any]]]] = []
     for metric in text.in_order(str(entry.get("metric", "")) for entry in entries):
         groups.append((metric, [entry for entry in entries if str(entry.get("metric", "")) == metric]))
-    plots = [Plot(_forest(metric, rows, methods), better(metric)) for metric, rows in groups]
+    plots = [Plot(_forest(metric, rows, methods), better(metric, ways)) for metric, rows in groups]
     rows = [_difference_row(metric, entry, group) for metric, group in groups for entry in group]
     clear = sum(_is_clear(entry) for entry in entries)
     verdict = f"{clear} of {text.plural(len(entries), 'difference')} {'is' if clear == 1 else 'are'} significant: the "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from consilience.core import text
-from consilience.metrics import MARGINAL, direction
+from consilience.metrics import MARGINAL, NO_OWN, Directions, direction
 from consilience.report.drawing.canvas import SERIES, swatch
 from consilience.report.page import Key, Table
 from consilience.runs.stored import RunFiles
@@ -21,9 +21,14 @@ def kinds(run: RunFiles) -> dict[str, str]:
     return ENSEMBLE if run.evaluation.get("belief") == "Mixture" else KINDS
 
 
-def better(metric: str) -> str:
+def better(metric: str, own: Directions = NO_OWN) -> str:
     """Which direction is better; empty if neither is."""
-    return {1: "More is better.", -1: "Less is better.", 0: ""}[direction(metric)]
+    return {1: "More is better.", -1: "Less is better.", 0: ""}[direction(metric, own)]
+
+
+def own_directions(runs: Runs) -> Directions:
+    """The directions of own metrics in all runs."""
+    return {name: way for group in runs.values() for run in group for name, way in run.directions.items()}
 
 
 def metric_name(metric: str, name: str = "") -> str:
