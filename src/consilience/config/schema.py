@@ -1,6 +1,6 @@
 """The sections and keys that a config file may have. Components check their own arguments."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 

@@ -95,7 +95,7 @@ def _own(section: TaskSection, model: torch.nn.Module, given: dict[str, Any], fo
     for key in given:
         if not (key in names or any_name):
             raise ConfigError(f"task.{key}: {section.kind} has no argument {key}")
-    task = Component(make, section.arguments, "task.arguments", folder).build(**{names[0]: model}, **given)
+    task = Component(make, section.arguments, "task.arguments", folder).build(**{names[0]: model, **given})
     if not isinstance(task, Task):
         raise wrong
     return task
