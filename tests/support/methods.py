@@ -123,6 +123,9 @@ def task_of(method):
             generator = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5))
             discriminator = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 1))
             return cs.Adversarial(generator, discriminator, latent=3, generators=2, discriminators=2, pace=0.5)
+        if isinstance(method, cs.algorithms.FedEx):
+            plain = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+            return cs.Classification(cs.models.add_lora(plain, rank=2, targets=["0"], also=["3"]))
         return cs.Classification(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)))
 
 

@@ -82,12 +82,13 @@ def merge_lora(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The names of the parameters W₀, A and B of a layer with W₀ + scaling · B A, and the shape of W₀."""
+    """The names of the parameters W₀ [out, in], A [rank, in] and B [out, rank] of a layer with W₀ + scaling · B A."""
 
     layer: str
     weight: str
     a: str
     b: str
+    rank: int
     scaling: float
     shape: tuple[int, int]
 
@@ -104,17 +105,15 @@ def _adapters_of(name: str, layer: nn.Module) -> list[Adapter]:
     shape = (base.out_features, base.in_features)
     weight = f"{below}base_layer.weight"
     if isinstance(layer, LoRALinear):
-        return [Adapter(name, weight, f"{below}lora_A", f"{below}lora_B", layer.scaling, shape)]
+        return [Adapter(name, weight, f"{below}lora_A", f"{below}lora_B", len(layer.lora_A), layer.scaling, shape)]
     other: Any = layer  # of peft, whose adapters have names
     if any(getattr(other, "use_dora", {}).values()):
         raise TaskError(f"layer {name!r} has DoRA, whose weight is not W₀ + s B A: set use_dora=False")
-    return [
-        Adapter(
-            name, weight, f"{below}lora_A.{key}.weight", f"{below}lora_B.{key}.weight", float(other.scaling[key]), shape
-        )
-        for key in other.active_adapters
-        if key in other.lora_A
-    ]  # fmt: skip
+    found = []
+    for key in (key for key in other.active_adapters if key in other.lora_A):
+        rank, a, b = len(other.lora_A[key].weight), f"{below}lora_A.{key}.weight", f"{below}lora_B.{key}.weight"
+        found.append(Adapter(name, weight, a, b, rank, float(other.scaling[key]), shape))
+    return found
 
 
 def _adapted(module: nn.Module, name: str, rank: int, alpha: float, train_a: bool) -> LoRALinear:

@@ -74,9 +74,8 @@ class VisionTransformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        size = self.patch
-        rows, columns = (side // size for side in x.shape[-2:])
-        x = x.unflatten(-1, (columns, size)).unflatten(-3, (rows, size))  # [B, C, rows, size, columns, size]
+        (examples, channels, height, width), size = x.shape, self.patch
+        x = x.reshape(examples, channels, height // size, size, width // size, size)
         x = x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         logits: Tensor = self.head(self.norm(self.blocks(self.patches(x) + self.positions)).mean(1))
         return logits

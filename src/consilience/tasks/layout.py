@@ -23,6 +23,7 @@ class Part:
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.module = copy.deepcopy(module).eval()
         self.frozen = {name: p for name, p in self.module.named_parameters() if name not in named}
+        self.offsets: Mapping[str, Tensor] = {}  # of frozen parameters, for one method's server
         self.names, self.shapes = list(named), [p.shape for p in named.values()]
         self.sizes = [p.numel() for p in named.values()]
         self.size = sum(self.sizes)
@@ -40,6 +41,7 @@ class Part:
             name: part.view(shape).to(dtype) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
         }
         tensors |= {name: p.to(dtype) for name, p in self.frozen.items()}
+        tensors |= {name: (self.frozen[name] + offset).to(dtype) for name, offset in self.offsets.items()}
         return tensors
 
 
@@ -62,6 +64,14 @@ class Layout:
         new.parts = dict(self.parts)
         for name, module in modules.items():
             new._append(name, module)
+        return new
+
+    def with_frozen(self, offsets: Mapping[str, Tensor]) -> Layout:
+        """This layout with offsets of the main network's frozen parameters."""
+        new = copy.copy(self)
+        new.parts = dict(self.parts)
+        new.parts[MAIN] = copy.copy(self.main)
+        new.parts[MAIN].offsets = offsets
         return new
 
     @property
@@ -103,4 +113,7 @@ class Layout:
         for name, value in zip(part.names, theta[part.slice].split_with_sizes(part.sizes), strict=True):
             p = module.get_parameter(name)
             p.data = value.view(p.shape).to(p.device, p.dtype).clone()
+        for name, offset in part.offsets.items():
+            p = module.get_parameter(name)
+            p.data = p.data + offset.to(p.device, p.dtype)
         return module
