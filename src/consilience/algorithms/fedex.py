@@ -87,7 +87,8 @@ class FedEx(Averaging):
         layers = tuple(
             (p.weight, task.slice(MAIN, p.a).start, task.slice(MAIN, p.b).start, p.rank, p.scaling) for p in pairs
         )
-        return Server(base.model, base.memory, Residual(tuple(info.initial.new_zeros(p.shape) for p in pairs), layers))
+        residual = Residual(tuple(info.initial.new_zeros(p.shape) for p in pairs), layers)
+        return Server(base.model, base.memory, info.before.residual if isinstance(info.before, Server) else residual)
 
     def message(self, server: Server, ids: Tensor) -> Message:
         return Message(server.model.theta, server.residual)
