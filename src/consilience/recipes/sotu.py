@@ -32,8 +32,8 @@ BITS = "bits_per_token"
 SPLIT = 1933  # no president spoke before and after
 TEXT = (
     "A small transformer predicts the next character of the State of the Union addresses, 1790–2021. Every president "
-    "is a client, and the last tenth of his text is the test. All methods have the same local optimiser, Adam, with the "
-    "same number of steps. A token is a character; “worst” is the president with the most bits per character. "
+    "is a client, and the last tenth of his text is the test. All methods have the same local optimiser, Adam, with "
+    "the same number of steps. A token is a character; “worst” is the president with the most bits per character. "
 )
 PRESIDENTS = (
     "FedEP(I) continues the first half of FedAvg's rounds. LocalOnly tests every president's own model on his own text."
