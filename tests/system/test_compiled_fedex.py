@@ -22,7 +22,9 @@ def test_fedexs_loss_with_a_residual_can_be_compiled():
     x, y = torch.randn(3, 7, 1, 8, 8, generator=made).double(), torch.arange(7).expand(3, -1) % 3
     batch = cs.data.Batch(x, y, torch.ones(3, 7).double(), torch.arange(3))
     info = cs.data.Info(task.initial(), *(torch.tensor(v) for v in (0, 3, 21)))
-    residual = tree_map(lambda value: value + 0.1, method.start(task, info).residual)
+    residual = tree_map(
+        lambda value: torch.randn(value.shape, generator=made).to(value), method.start(task, info).residual
+    )
     without, plain, compiled = (
         task.prepare(dtype=torch.float64, compile=how, chunk=3).gradient(method.loss)(models, batch, shared=(at,))
         for how, at in ((False, tree_map(torch.zeros_like, residual)), (False, residual), (True, residual))
