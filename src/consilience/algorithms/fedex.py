@@ -20,18 +20,19 @@ from consilience.tasks.task import Task
 @record
 class Residual:
     """What is added to the frozen weight [out, in] of every adapted layer. A layer is (the weight's name, where A and B
-    begin in θ, the rank, the scaling s)."""
+    begin in θ, the rank, the scaling s, whether the module stores the weight as [in, out])."""
 
     values: tuple[Tensor, ...]
-    layers: tuple[tuple[str, int, int, int, float], ...] = static()
+    layers: tuple[tuple[str, int, int, int, float, bool], ...] = static()
 
     def by_name(self) -> dict[str, Tensor]:
-        return {name: value for (name, *_), value in zip(self.layers, self.values, strict=True)}
+        pairs = zip(self.layers, self.values, strict=True)
+        return {name: value.mT if transposed else value for (name, *_, transposed), value in pairs}
 
     def products(self, theta: Tensor) -> tuple[Tensor, ...]:
         """s B A of every layer, for vectors [..., P]."""
         found = []
-        for value, (_, at_a, at_b, rank, scaling) in zip(self.values, self.layers, strict=True):
+        for value, (_, at_a, at_b, rank, scaling, _) in zip(self.values, self.layers, strict=True):
             (rows, columns), clients = value.shape, theta.shape[:-1]
             a = theta[..., at_a : at_a + rank * columns].reshape(*clients, rank, columns)
             b = theta[..., at_b : at_b + rank * rows].reshape(*clients, rows, rank)
@@ -73,19 +74,20 @@ class FedEx(Averaging):
 
     def adapt(self, task: Task, seed: int) -> Task:
         found = adapters(task.module)
-        if not found:
-            raise TaskError(f"{type(task.module).__name__} has no LoRA layers: use models.add_lora(module), or peft")
         paired = {name for pair in found for name in (pair.a, pair.b)}
         for name in task.main.names:
             if "lora_" in name and name not in paired:
                 raise TaskError(f"{name} adapts no linear layer of the form W₀ + s B A, so FedEx cannot correct it")
+        if not found:
+            raise TaskError(f"{type(task.module).__name__} has no LoRA layers: use models.add_lora(module), or peft")
         return task
 
     def start(self, task: Task, info: Info) -> Server:
         base, names = super().start(task, info), task.main.names
         pairs = [pair for pair in adapters(task.module) if pair.a in names and pair.b in names]
         layers = tuple(
-            (p.weight, task.slice(MAIN, p.a).start, task.slice(MAIN, p.b).start, p.rank, p.scaling) for p in pairs
+            (p.weight, *(task.slice(MAIN, name).start for name in (p.a, p.b)), p.rank, p.scaling, p.transposed)
+            for p in pairs
         )
         residual = Residual(tuple(info.initial.new_zeros(p.shape) for p in pairs), layers)
         return Server(base.model, base.memory, info.before.residual if isinstance(info.before, Server) else residual)

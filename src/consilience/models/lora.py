@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from consilience.core.errors import ConfigError, TaskError
 
-ATTENTION = ("q", "k", "v", "out", "*_proj", "query", "key", "value", "qkv", "c_attn")
-"""Last names of the projections of attention in common modules."""
+QUERIES = ("q", "q_proj", "query", "to_q", "qkv", "in_proj", "c_attn")
+"""Last names of the projection of queries in common modules."""
 
 
 class LoRALinear(nn.Module):
@@ -45,18 +45,23 @@ def add_lora(
     parameters are frozen, except those below the names `also`, such as a head.
 
     `targets` and `also` are names of layers, their last parts, or patterns: "head", "blocks.0.*", "*.mlp.*". By default
-    the projections of attention are adapted, or all linear layers where there are none. Without `train_a`, A stays as
+    the projections of attention are adapted (a projection of queries and the layers beside it), or all linear layers
+    where there are none. Without `train_a`, A stays as
     it was drawn (FFA-LoRA, Sun et al., 2024): W is then linear in B, so a Gaussian over B is one over W, and the mean
     of B gives the mean of W. A is drawn from torch's generator: set its seed before.
     """
     if rank < 1:
         raise ConfigError(f"the rank of LoRA must be at least 1, got {rank}")
+    if adapters(module):
+        raise TaskError(f"{type(module).__name__} has LoRA layers already: merge them first, by merge_lora")
     module = copy.deepcopy(module)
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     free = [name for name, _ in module.named_parameters() if _matches(name, also)]
     if targets is None:
-        attention = [name for name in linear if _matches(name, ATTENTION)]
-        chosen = attention or [name for name in linear if not _matches(name, also)]
+        attention = {_parent(name) for name in linear if name.rpartition(".")[2] in QUERIES}
+        chosen = [name for name in linear if _parent(name) in attention] or [
+            name for name in linear if not _matches(name, also)
+        ]
     else:
         chosen = [name for name in linear if _matches(name, targets)]
     if not chosen:
@@ -82,7 +87,8 @@ def merge_lora(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The names of the parameters W₀ [out, in], A [rank, in] and B [out, rank] of a layer with W₀ + scaling · B A."""
+    """The names of the parameters W₀, A [rank, in] and B [out, rank] of a layer with W₀ + scaling · B A. `shape` is
+    [out, in]; W₀ is stored the other way if `transposed`, as GPT-2's is."""
 
     layer: str
     weight: str
@@ -91,6 +97,7 @@ class Adapter:
     rank: int
     scaling: float
     shape: tuple[int, int]
+    transposed: bool = False
 
 
 def adapters(module: nn.Module) -> list[Adapter]:
@@ -98,22 +105,28 @@ def adapters(module: nn.Module) -> list[Adapter]:
     return [found for name, layer in module.named_modules() for found in _adapters_of(name, layer)]
 
 
-def _adapters_of(name: str, layer: nn.Module) -> list[Adapter]:
-    base, below = getattr(layer, "base_layer", None), f"{name}." if name else ""
-    if not isinstance(base, nn.Linear) or not hasattr(layer, "lora_A"):
-        return []
-    shape = (base.out_features, base.in_features)
+def _adapters_of(name: str, layer: Any) -> list[Adapter]:
+    below = f"{name}." if name else ""
     weight = f"{below}base_layer.weight"
     if isinstance(layer, LoRALinear):
-        return [Adapter(name, weight, f"{below}lora_A", f"{below}lora_B", len(layer.lora_A), layer.scaling, shape)]
-    other: Any = layer  # of peft, whose adapters have names
-    if any(getattr(other, "use_dora", {}).values()):
+        rank, shape = len(layer.lora_A), (layer.base_layer.out_features, layer.base_layer.in_features)
+        return [Adapter(name, weight, f"{below}lora_A", f"{below}lora_B", rank, layer.scaling, shape)]
+    base, transposed = getattr(layer, "base_layer", None), bool(getattr(layer, "fan_in_fan_out", False))
+    if base is None or not hasattr(layer, "lora_A") or not (isinstance(base, nn.Linear) or transposed):
+        return []
+    if any(getattr(layer, "use_dora", {}).values()):
         raise TaskError(f"layer {name!r} has DoRA, whose weight is not W₀ + s B A: set use_dora=False")
     found = []
-    for key in (key for key in other.active_adapters if key in other.lora_A):
-        rank, a, b = len(other.lora_A[key].weight), f"{below}lora_A.{key}.weight", f"{below}lora_B.{key}.weight"
-        found.append(Adapter(name, weight, a, b, rank, float(other.scaling[key]), shape))
+    for key in (key for key in layer.active_adapters if key in layer.lora_A):  # peft's adapters have names
+        a, b = layer.lora_A[key].weight, layer.lora_B[key].weight
+        names = f"{below}lora_A.{key}.weight", f"{below}lora_B.{key}.weight"
+        scaling = float(layer.scaling[key])
+        found.append(Adapter(name, weight, *names, len(a), scaling, (b.shape[0], a.shape[1]), transposed))
     return found
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _adapted(module: nn.Module, name: str, rank: int, alpha: float, train_a: bool) -> LoRALinear:

@@ -43,6 +43,34 @@ def with_peft(target):
         return peft.get_peft_model(mlp(), peft.LoraConfig(r=2, lora_alpha=6, target_modules=target))
 
 
+class Transposed(nn.Module):
+    """A linear layer with a weight [in, out], as GPT-2 has it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.fan_in_fan_out, self.active_adapters = base, True, ["default"]
+        made = torch.Generator().manual_seed(1)
+        self.base_layer.weight = nn.Parameter(base.weight.detach().mT.clone(), requires_grad=False)
+        self.base_layer.bias.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(5, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, 8, bias=False)})
+        nn.init.normal_(self.lora_A["default"].weight, generator=made)
+        nn.init.zeros_(self.lora_B["default"].weight)
+        self.scaling = {"default": 2.0}
+
+    def get_delta_weight(self, name):
+        return (self.scaling[name] * self.lora_B[name].weight @ self.lora_A[name].weight).mT
+
+    def forward(self, x):
+        plain = x @ self.base_layer.weight + self.base_layer.bias
+        return plain + self.scaling["default"] * self.lora_B["default"](self.lora_A["default"](x))
+
+
+def transposed():
+    module = mlp()
+    return nn.Sequential(Transposed(module[0]), *module[1:])
+
+
 def fit(method, module, federation, rounds=1, **options):
     task = cs.Classification(module)
     return cs.fit(method, task, federation, rounds=rounds, engine=ENGINE, progress=False, **options)
@@ -72,7 +100,9 @@ def client_mean(run, before, federation):
     return total / federation.examples
 
 
-@pytest.mark.parametrize("make", [adapted, lambda: with_peft(["0", "2"])], ids=["add_lora", "peft"])
+@pytest.mark.parametrize(
+    "make", [adapted, lambda: with_peft(["0", "2"]), transposed], ids=["add_lora", "peft", "GPT-2"]
+)
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_the_servers_weight_is_the_mean_of_the_clients_weights(federation, make, rounds):
     module = make().double()
@@ -104,6 +134,10 @@ def test_a_run_predicts_with_the_residual(federation):
 
 
 def test_modules_without_pairs_are_refused(federation):
+    module = mlp()
+    module.lora_A = nn.Parameter(torch.zeros(2))
+    with pytest.raises(TaskError, match="lora_A adapts no linear layer"):
+        fit(FedEx(TRAIN), module, federation)
     with pytest.raises(TaskError, match="has no LoRA layers"):
         fit(FedEx(TRAIN), mlp(), federation)
 

@@ -70,7 +70,18 @@ def test_merged_layers_are_linear_and_compute_the_same():
     merged.load_state_dict(nn.Linear(5, 3).state_dict(), strict=True)
 
 
+def test_a_layer_called_out_is_no_attention():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside, self.out = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    assert [found.layer for found in adapters(add_lora(Net()))] == ["inside", "out"]
+
+
 def test_what_cannot_be_adapted_is_refused():
+    with pytest.raises(TaskError, match="has LoRA layers already"):
+        add_lora(add_lora(mlp()))
     with pytest.raises(TaskError, match="no linear layer of Sequential is called"):
         add_lora(mlp(), targets=["attention"])
     with pytest.raises(ConfigError, match="rank"):
