@@ -17,13 +17,8 @@ Example = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 
 
 def ready(module: nn.Module) -> nn.Module:
-    """The module on the CPU, in evaluation, with buffers of its parameters' type: a run may have another precision."""
-    module = module.cpu().eval()
-    kind = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    for buffer in module.buffers():
-        if buffer.is_floating_point():
-            buffer.data = buffer.data.to(kind)
-    return module
+    """The module on the CPU, in evaluation."""
+    return module.cpu().eval()
 
 
 def export_module(module: nn.Module, path: Path, example: Example) -> Path:

@@ -23,6 +23,7 @@ class Part:
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.module = copy.deepcopy(module).eval()
         self.frozen = {name: p for name, p in self.module.named_parameters() if name not in named}
+        self.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # in their own types
         self.offsets: Mapping[str, Tensor] = {}  # of frozen parameters, for one method's server
         self.names, self.shapes = list(named), [p.shape for p in named.values()]
         self.sizes = [p.numel() for p in named.values()]
@@ -113,6 +114,9 @@ class Layout:
         for name, value in zip(part.names, theta[part.slice].split_with_sizes(part.sizes), strict=True):
             p = module.get_parameter(name)
             p.data = value.view(p.shape).to(p.device, p.dtype).clone()
+        for name, buffer in module.named_buffers():
+            if buffer.dtype != part.buffers[name].dtype:  # a run in another precision rounds it
+                buffer.data = part.buffers[name].to(buffer.device)
         for name, offset in part.offsets.items():
             p = module.get_parameter(name)
             p.data = p.data + offset.to(p.device, p.dtype)
