@@ -91,7 +91,9 @@ class Study:
     rounds: int = 60
     backbone: int = 40
     adapted: int = 20
-    engine: Simulator = Simulator(precision="bf16")
+    engine: Simulator = field(
+        default_factory=lambda: Simulator(precision="bf16" if torch.cuda.is_available() else "float32")
+    )
 
     def data(self) -> tuple[Dataset, Dataset]:
         """Windows of training and of test text."""
