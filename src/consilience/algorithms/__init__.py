@@ -6,6 +6,7 @@ from consilience.algorithms.downpour import Downpour
 from consilience.algorithms.ensemble import Ensemble
 from consilience.algorithms.fedavg import FedAvg
 from consilience.algorithms.fedbe import FedBE
+from consilience.algorithms.fedbn import FedBN
 from consilience.algorithms.feddc import FedDC
 from consilience.algorithms.feddyn import FedDyn
 from consilience.algorithms.fedep import FedEP
@@ -38,8 +39,8 @@ from consilience.algorithms.switch import Switch
 
 __all__ = [
     "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Downpour",
-    "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN", "FedLA",
-    "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median",
+    "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN",
+    "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median",
     "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change",
     "epsilon",
 ]  # fmt: skip

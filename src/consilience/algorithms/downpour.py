@@ -31,7 +31,7 @@ class Downpour(Averaging):
             total[: len(gradient)] += gradient
             return gradient, loss
 
-        for _ in self.train.iterates(counted, message.theta, cohort, pace=task.pace):
+        for _ in self.train.iterates(counted, message.theta, cohort, pace=task.pace, running=task.running):
             pass
         return Point(total), None
 

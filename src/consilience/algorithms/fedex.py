@@ -70,7 +70,8 @@ class FedEx(Averaging):
     The mean of the clients' weights is W₀ + s Σ p_k B_k A_k, and averaged adapters give W₀ + s B̄ Ā instead. The server
     adds the difference to W₀. With ΔB_k and ΔA_k, the changes of a round, it is s (Σ p_k ΔB_k ΔA_k − Σ p_k ΔB_k ·
     Σ p_k ΔA_k). This sum is dense and additive: clients send s ΔB_k ΔA_k, which has the size of W₀, and the server
-    needs their sum alone. The task is a module of `models.add_lora` or of peft. A layer whose A is frozen needs no correction."""
+    needs their sum alone. The task is a module of `models.add_lora` or of peft. A layer whose A is frozen needs no
+    correction."""
 
     def adapt(self, task: Task, seed: int) -> Task:
         found = adapters(task.module)

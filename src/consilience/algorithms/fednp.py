@@ -112,7 +112,7 @@ class FedNP(Averaging):
 
     def forward(self, task: Task, parts: Parts, batch: Batch, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """One client's (mean output of the network of f [d], losses [B]); without a key there is no dropout."""
-        features, output = task.features_one(parts[MAIN], batch.x, key)
+        features, output = task.features_one(parts[MAIN], batch.x, key, batch.w)
         losses = task.likelihood.losses(output, batch.y)
         return batch.mean(task.call_one(SIGNAL, parts[SIGNAL], self.evidence(features, losses), exact=True)), losses
 

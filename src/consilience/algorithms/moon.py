@@ -44,8 +44,8 @@ class MOON(Averaging):
 
     def loss(self, task: Task, theta: Tensor, batch: Batch, previous: Tensor, w: Tensor) -> Tensor:
         """One client's loss and contrast. The quotient is σ((cos(z, z_glob) − cos(z, z_prev))/τ)."""
-        z, output = task.features_one(theta, batch.x, batch.key)
-        others = (task.features_one(other, batch.x)[0] for other in (w, previous))
+        z, output = task.features_one(theta, batch.x, batch.key, batch.w)
+        others = (task.features_one(other, batch.x, w=batch.w)[0] for other in (w, previous))
         like_global, like_previous = (F.cosine_similarity(z, other) for other in others)
         contrast = -F.logsigmoid((like_global - like_previous) / self.temperature)
         return batch.mean(task.likelihood.losses(output, batch.y) + self.mu * contrast)

@@ -1,4 +1,4 @@
-"""Layers that keep state: replaced by forms that clients can train side by side, or refused."""
+"""Layers with statistics of a batch: replaced, frozen, or prepared for passes; and layers that are refused."""
 
 import copy
 from collections.abc import Callable
@@ -10,26 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from consilience.core import TaskError, keys
+from consilience.core import TaskError
 
-
-class KeyedDropout(nn.Module):
-    """Dropout whose mask is a hash of (client's key, layer, position): the same for a client trained alone or in a
-    cohort. It uses no random generator. The key is a buffer that the task replaces at each call. A layer called twice
-    in one pass drops the same positions twice."""
-
-    key: Tensor
-
-    def __init__(self, rate: float, layer: int, channelwise: bool) -> None:
-        super().__init__()
-        self.rate, self.layer, self.channelwise = rate, layer, channelwise
-        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
-        draw = keys.uniform(keys.mix(self.key ^ (self.layer + 1)), shape.numel(), dtype=torch.float32)
-        kept = (draw.view(shape) >= self.rate).to(x.dtype)
-        return x * kept / (1 - self.rate) if self.rate < 1 else x * kept
+BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FrozenBatchNorm(nn.Module):
@@ -49,83 +32,99 @@ class FrozenBatchNorm(nn.Module):
         return nn.functional.batch_norm(x, self.mean, self.var, self.weight, self.bias, eps=self.eps)
 
 
-def _swap(module: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> nn.Module:
+def _swap(module: nn.Module, make: Callable[[Any], nn.Module]) -> nn.Module:
+    """A copy with another layer in place of every BatchNorm. A subclass may do more than BatchNorm does, such as an
+    activation, and is refused."""
     module = copy.deepcopy(module)
-    if isinstance(module, kind):
-        return make(module)
     made: dict[Any, nn.Module] = {}  # a layer in two places stays one layer
     for name, layer in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(layer, kind):
-            parent, _, attribute = name.rpartition(".")
-            if layer not in made:
-                made[layer] = make(layer)
-            setattr(module.get_submodule(parent), attribute, made[layer])
+        if not isinstance(layer, _BatchNorm):
+            continue
+        if type(layer) not in BATCHNORMS:
+            raise TaskError(
+                f"layer {name!r} ({type(layer).__name__}) is a subclass of BatchNorm and may do more than it does: "
+                "replace it yourself, or keep it, as BatchNorm layers can be trained"
+            )
+        if layer not in made:
+            made[layer] = make(layer)
+        if not name:
+            return made[layer]
+        parent, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(parent), attribute, made[layer])
     return module
 
 
 def freeze_batchnorm(module: nn.Module) -> nn.Module:
     """A copy whose BatchNorm layers keep their present statistics (for pretrained networks)."""
-    return _swap(module, _BatchNorm, FrozenBatchNorm)
+    return _swap(module, FrozenBatchNorm)
 
 
 def replace_batchnorm(module: nn.Module, groups: int = 2) -> nn.Module:
-    """A copy with GroupNorm in place of every BatchNorm, which needs no statistics of the batch."""
+    """A copy with GroupNorm in place of every BatchNorm, which needs no statistics of the batch. Scale and shift are
+    kept, and stay frozen where they were."""
 
     def group_norm(layer: _BatchNorm) -> nn.Module:
         fitting = next(g for g in range(min(groups, layer.num_features), 0, -1) if layer.num_features % g == 0)
-        return nn.GroupNorm(fitting, layer.num_features, eps=layer.eps, affine=layer.affine)
+        norm = nn.GroupNorm(fitting, layer.num_features, eps=layer.eps, affine=layer.affine)
+        if layer.affine:
+            norm.weight, norm.bias = layer.weight, layer.bias
+        return norm
 
-    return _swap(module, _BatchNorm, group_norm)
-
-
-def with_keyed_dropout(module: nn.Module) -> tuple[nn.Module, list[str]]:
-    """A copy for training with every dropout keyed, and the names of the buffers that take the key."""
-    names = [name for name, layer in module.named_modules() if isinstance(layer, _DropoutNd) and layer.p > 0]
-    if not names:
-        return module, []
-    count = iter(range(len(names)))
-
-    def keyed(layer: _DropoutNd) -> nn.Module:
-        if layer.p == 0:
-            return nn.Identity()
-        return KeyedDropout(layer.p, next(count), not isinstance(layer, nn.Dropout))
-
-    return _swap(module, _DropoutNd, keyed), [f"{name}.key" if name else "key" for name in names]
+    return _swap(module, group_norm)
 
 
-def trains_otherwise(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module computes something else in training, beside its dropout layers: `F.dropout`, or an `if
-    self.training`. Pass a copy: it stays in training mode."""
-    with torch.no_grad(), torch.random.fork_rng(devices=()):
-        evaluated = module(x)
-        for layer in module.train().modules():
-            if isinstance(layer, _DropoutNd):
-                layer.eval()
-        try:
-            trained = module(x)
-        except Exception:  # as of a detector that also needs boxes
-            return True
-    if not isinstance(trained, Tensor) or trained.shape != evaluated.shape:
-        return True
-    return bool((trained - evaluated).norm() > 1e-3 * evaluated.norm())  # fused and plain attention differ by less
+def batchnorms(module: nn.Module) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers of a module by name, subclasses included."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+
+
+def prepare_for_passes(module: nn.Module, training: bool) -> nn.Module:
+    """The module as `Pass` needs it, changed in place. BatchNorm layers are always in training mode: the pass says
+    whose statistics they use, and they count nothing. Models of Hugging Face compute attention without looking into
+    masks, which `vmap` cannot do, and keep no cache."""
+    module.train(training)
+    for layer in batchnorms(module).values():
+        layer.train()
+        layer.num_batches_tracked = None
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if hasattr(part, "set_attn_implementation") and getattr(config, "_attn_implementation", None) == "sdpa":
+            part.set_attn_implementation("eager")  # type: ignore[operator]
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # type: ignore[union-attr]
+    return module
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Whether a layer of a module drops units in training."""
+    inner = (nn.RNNBase, nn.MultiheadAttention)
+    return any(
+        (isinstance(layer, _DropoutNd) and layer.p > 0) or (isinstance(layer, inner) and bool(layer.dropout))
+        for layer in module.modules()
+    )
 
 
 def check_layers(module: nn.Module) -> None:
-    """Raise a TaskError for layers whose training depends on more than parameters and one client's batch."""
+    """Raise a TaskError for modules whose training depends on more than parameters and one client's batch."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TaskError("a module of torch.jit cannot be computed for many clients: pass the nn.Module it was made of")
+    for name, p in module.named_parameters():
+        if p.requires_grad and not p.is_floating_point():
+            raise TaskError(
+                f"parameter {name!r} has type {p.dtype}, and weights must be real: hold the real and the imaginary "
+                "part in two parameters and join them by torch.complex, or freeze it by requires_grad_(False)"
+            )
     for name, layer in module.named_modules():
         where = f"layer {name!r} ({type(layer).__name__})"
         if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
             raise TaskError(f"{where} has no shape yet: call the module once on an example before making a task")
-        if isinstance(layer, _BatchNorm | _InstanceNorm) and layer.track_running_stats:
+        if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
             raise TaskError(
-                f"{where} keeps running statistics of its batches, which clients cannot share: use "
-                "consilience.models.replace_batchnorm(model) for GroupNorm in its place, or "
-                "consilience.models.freeze_batchnorm(model) to keep its present statistics fixed"
+                f"{where} keeps running statistics of single examples, which have no use here: make it with "
+                "track_running_stats=False"
             )
-        if isinstance(layer, _BatchNorm):
-            raise TaskError(f"{where} mixes the examples of a batch: use consilience.models.replace_batchnorm(model)")
-        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise TaskError(f"{where} has no keyed form: use nn.Dropout")
-        inner = getattr(layer, "dropout", 0.0)
-        if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and inner:
-            raise TaskError(f"{where} drops units inside a fused kernel, which cannot be keyed: set its dropout to 0")
+        if isinstance(layer, _BatchNorm) and not layer.track_running_stats:
+            raise TaskError(
+                f"{where} mixes test examples, because it keeps no statistics: make it with track_running_stats=True, "
+                "or use consilience.models.replace_batchnorm(model)"
+            )

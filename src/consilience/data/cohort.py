@@ -96,9 +96,8 @@ class Cohort:
         """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, itself a mean over its batch,
         [K, ...]: examples in their order, batches of `size`, inputs as in evaluation. Another `tag` gives other random
         numbers."""
-        in_order = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
         total: Tensor | None = None
-        for k, batch in self._batches(in_order, size, tag, take, self._as_evaluated, least=1):
+        for k, batch in self.in_order(size, tag):
             value = fn(theta[:k], batch, *rows(own, slice(k)), shared=shared)
             value = value[0] if isinstance(value, tuple) else value
             if total is None:
@@ -107,6 +106,12 @@ class Cohort:
             total[:k] += value * share.view(-1, *[1] * (value.dim() - 1))
         assert total is not None  # the largest client has at least one example
         return total
+
+    def in_order(self, size: int, tag: str) -> Iterator[tuple[int, Batch]]:
+        """All examples in their order, in batches of `size`, inputs as in evaluation: (k, batch of the first k
+        clients)."""
+        positions = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
+        return self._batches(positions, size, tag, take, self._as_evaluated, least=1)
 
     def _as_evaluated(self, x: Tensor, key: Tensor) -> Tensor:
         return x if self._augment is None else self._augment.evaluation(x)

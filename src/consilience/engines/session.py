@@ -15,6 +15,7 @@ from consilience.engines.ranks import ALONE, Ranks
 from consilience.engines.states import States
 from consilience.engines.work import Share
 from consilience.evaluation.scores import Evaluation
+from consilience.tasks.statistics import Sums
 from consilience.tasks.task import Task
 
 
@@ -69,6 +70,10 @@ class Session(ABC):
     @abstractmethod
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
         """Compute the clients `ids`, and commit the new states of those whose updates were accepted."""
+
+    @abstractmethod
+    def statistics(self, theta: Tensor) -> Sums:
+        """The statistics of BatchNorm layers over all clients' examples, for the weights θ [P]."""
 
     def evaluate(self, algorithm: Algorithm, server: Tree) -> Evaluation | None:
         """The scores of the server's belief on data that clients hold out."""

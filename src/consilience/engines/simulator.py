@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +23,10 @@ from consilience.engines.session import RoundResult, Session
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, part_of
 from consilience.engines.workers import Pool, give_memory_back, keep_memory
+from consilience.tasks.statistics import Sums, client_sums, estimate
 from consilience.tasks.task import Task
 
+log = logging.getLogger("consilience")
 Precision = Literal["float32", "float64", "bf16"]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bf16": torch.float32}
 
@@ -98,6 +101,8 @@ class Simulation(Session):
     ) -> None:
         self._ranks = ranks
         self._simulator, self._algorithm, self._seed, self._rounds = simulator, algorithm, seed, rounds
+        if not task.pads:
+            self._simulator = _without_padding(simulator)
         if device.type == "cpu":
             keep_memory()
         self.federation = federation.to(device)
@@ -169,6 +174,13 @@ class Simulation(Session):
         shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
         return RoundResult(_by_id(share, self._algorithm.additive), server, shared * len(ids) + own)
 
+    def statistics(self, theta: Tensor) -> Sums:
+        def ask(total: Sums | None) -> Iterator[Sums]:
+            for client in range(len(self.federation)):
+                yield client_sums(self.task, theta, self._cohort(torch.tensor([client]), 1), total)
+
+        return estimate(ask)
+
     @contextmanager
     def _cores_for_workers(self) -> Iterator[None]:
         """One thread here while workers have the cores: more would wait for each other at every copy of a state."""
@@ -211,6 +223,16 @@ class Simulation(Session):
             done = compute(self._algorithm, self.task, *own, cohort, self._kept_on)
             share = share.merge(done, self._algorithm.additive)
         return share
+
+
+def _without_padding(simulator: Simulator) -> Simulator:
+    """Settings under which batches have no padding, for tasks that mix the examples of a batch."""
+    if (simulator.chunk or 1) > 1 or simulator.compile:
+        log.warning(
+            "the task mixes the examples of a batch, so its clients are computed one by one, without padding: chunk is "
+            "1 and compile is false"
+        )
+    return replace(simulator, chunk=1, compile=False)
 
 
 def _by_id(share: Share, additive: bool) -> Share:

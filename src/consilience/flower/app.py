@@ -14,7 +14,16 @@ from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.data.dataset import Data, Dataset
 from consilience.flower.client import FlowerClient, fingerprint
 from consilience.flower.coordinator import Coordinator, Participation
-from consilience.flower.messages import EvaluateRequest, TrainReply, TrainRequest, decode, encode
+from consilience.flower.messages import (
+    STATISTICS,
+    EvaluateRequest,
+    StatisticsReply,
+    StatisticsRequest,
+    TrainReply,
+    TrainRequest,
+    decode,
+    encode,
+)
 from consilience.flower.registry import Registry
 from consilience.flower.session import Flower
 from consilience.report import write_report
@@ -62,6 +71,11 @@ def client_app(method: Method, task: Task, load: Load) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         return Message(encode(client(context).evaluate(*decode(message.content, EvaluateRequest))), reply_to=message)
+
+    @app.query(STATISTICS)
+    def statistics(message: Message, context: Context) -> Message:
+        sums = client(context).statistics(*decode(message.content, StatisticsRequest))
+        return Message(encode(StatisticsReply(), sums=sums), reply_to=message)
 
     return app
 

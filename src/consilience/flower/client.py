@@ -12,7 +12,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
-from consilience.core import ConfigError, ConsilienceError, DataError, Tree, pack, to, unpack
+from consilience.core import ConfigError, ConsilienceError, DataError, Point, Tree, pack, to, unpack
 from consilience.data import Cohort, Data, Dataset, Federation
 from consilience.engines.simulator import PRECISIONS
 from consilience.engines.work import compute
@@ -23,11 +23,13 @@ from consilience.flower.messages import (
     EvaluateReply,
     EvaluateRequest,
     SiteInfo,
+    StatisticsRequest,
     TrainReply,
     TrainRequest,
 )
 from consilience.flower.storage import ClientStorage, Result
 from consilience.runs.identity import about, describe
+from consilience.tasks.statistics import client_sums, with_sums
 from consilience.tasks.task import Task
 
 
@@ -115,14 +117,20 @@ class FlowerClient:
         result = Result(to(share.update, "cpu"), share.states)
         return TrainReply(status="done", notes=notes, guards=share.guards), result
 
-    def _prepared(self, algorithm: Algorithm, request: TrainRequest | EvaluateRequest) -> Task:
+    def _prepared(self, algorithm: Algorithm, request: TrainRequest | EvaluateRequest | StatisticsRequest) -> Task:
         dtype, bf16 = PRECISIONS[request.precision], request.precision == "bf16"
         task = algorithm.adapt(self.task, request.seed)
         return task.prepare(torch.device(self.device), dtype, compile=False, bf16=bf16, chunk=1)
 
-    def _cohort(self, request: TrainRequest) -> Cohort:
+    def _cohort(self, request: TrainRequest | StatisticsRequest) -> Cohort:
         """A cohort of this client alone, with its number in the federation."""
         train, _ = self._data
+        if isinstance(request, StatisticsRequest):
+            alone = Federation.from_owner(train, torch.zeros(len(train), dtype=torch.int64), names=(self.name,))
+            one, dtype = torch.tensor([0]), PRECISIONS[request.precision]
+            return Cohort(
+                alone.to(self.device), one, round=1, round_size=1, seed=0, dtype=dtype, augment=self.task.augment
+            )
         offsets = torch.zeros(request.client + 2, dtype=torch.int64)
         offsets[-1] = len(train)
         names = (*[""] * request.client, self.name)
@@ -146,6 +154,8 @@ class FlowerClient:
         if test is None:
             raise ConsilienceError("it holds no examples out")
         task = self._prepared(phases(self.method)[-1].algorithm, request)
+        if "statistics" in records:
+            task = with_sums(task, to(unpack(records["statistics"]), self.device))
         belief = to(unpack(records["belief"]), self.device)
         found = evaluate(task, belief, test.to(self.device), samples=request.samples)
         return EvaluateReply(
@@ -155,6 +165,15 @@ class FlowerClient:
             reliability=None if found.reliability is None else Bins(**found.reliability),
             marginal_reliability=None if found.marginal_reliability is None else Bins(**found.marginal_reliability),
         )
+
+    def statistics(self, request: StatisticsRequest, records: dict[str, bytes]) -> bytes:
+        """The packed sums of BatchNorm layers over this site's training examples, for the server's weights."""
+        if request.fingerprint != self.fingerprint:
+            raise ConsilienceError(self._disagreement(request.fingerprint))
+        task = self._prepared(phases(self.method)[-1].algorithm, request)
+        theta = to(unpack(records["weights"], like=Point(task.initial())), self.device).theta
+        total = to(unpack(records["total"]), self.device) if "total" in records else None
+        return pack(to(client_sums(task, theta, self._cohort(request), total), "cpu"))
 
     def _disagreement(self, theirs: str) -> str:
         return (

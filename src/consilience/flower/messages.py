@@ -24,6 +24,7 @@ class Token(NamedTuple):
 
 
 NO_STATE = Token(0, 0)
+STATISTICS = "statistics"  # the name of the queries that ask for statistics of BatchNorm layers
 
 
 class Failure(str):
@@ -90,6 +91,19 @@ class EvaluateRequest(Payload):
     seed: int
     precision: str
     samples: PositiveInt
+
+
+class StatisticsRequest(Payload):
+    """Asks a site for the sums of BatchNorm layers over its training examples, for the weights in this message. The
+    reply has the sums as a record."""
+
+    fingerprint: str
+    seed: int
+    precision: str
+
+
+class StatisticsReply(Payload):
+    """Comes with a record of sums."""
 
 
 class Bins(Payload):

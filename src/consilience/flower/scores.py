@@ -11,16 +11,23 @@ from consilience.evaluation.scores import Evaluation
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import Bins, EvaluateReply, EvaluateRequest, decode, encode
 from consilience.metrics.calibration import Reliability
+from consilience.tasks.statistics import Sums
 
 log = logging.getLogger("consilience")
 
 
 def evaluate_at_sites(
-    coordinator: Coordinator, names: tuple[str, ...], belief: Belief, request: EvaluateRequest, template: Evaluation
+    coordinator: Coordinator,
+    names: tuple[str, ...],
+    belief: Belief,
+    request: EvaluateRequest,
+    template: Evaluation,
+    statistics: Sums | None = None,
 ) -> Evaluation | None:
     """The pooled scores of all online sites that hold examples out; None if there are none. `template` is an evaluation
-    of the same belief, which shows the scores that sites must send."""
-    content = encode(request, belief=pack(belief))
+    of the same belief, which shows the scores that sites must send. `statistics` are those of BatchNorm layers."""
+    further = {} if statistics is None else {"statistics": pack(statistics)}
+    content = encode(request, belief=pack(belief), **further)
     infos = {name: coordinator.online[name][1] for name in coordinator.available(names)}
     held_out = {name: info.held_out for name, info in infos.items() if info.held_out}
     requests = dict.fromkeys(held_out, content)

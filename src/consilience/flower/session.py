@@ -20,10 +20,12 @@ from consilience.engines import ALONE, PRECISIONS, Alone, Plan, Ranks, RoundResu
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange, Template
-from consilience.flower.messages import EvaluateRequest
+from consilience.flower.messages import EvaluateRequest, StatisticsRequest
 from consilience.flower.registry import Registry
 from consilience.flower.scores import evaluate_at_sites
 from consilience.flower.states import RemoteStates
+from consilience.flower.statistics import sums_of_sites
+from consilience.tasks.statistics import Sums, estimate, needs_statistics, with_sums
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
@@ -171,12 +173,25 @@ class FlowerSession(Session):
         if algorithm.network(self.task, server) is not self.task:
             log.warning("sites cannot score %s: its final network is not the clients' network", algorithm.name)
             return None
-        belief = algorithm.posterior(server)
+        belief, task, statistics = algorithm.posterior(server), self.task, None
+        if needs_statistics(task):
+            statistics = self.statistics(belief.mean)
+            task = with_sums(task, statistics)
         request = EvaluateRequest(
             fingerprint=self._coordinator.fingerprint,
             seed=self._seed,
             precision=self._exchange.precision,
             samples=SAMPLES,
         )
-        template = evaluate(self.task, belief, self.federation.data, samples=1)
-        return evaluate_at_sites(self._coordinator, self.federation.names or (), belief, request, template)
+        template = evaluate(task, belief, self.federation.data, samples=1)
+        names = self.federation.names or ()
+        return evaluate_at_sites(self._coordinator, names, belief, request, template, statistics)
+
+    def statistics(self, theta: Tensor) -> Sums:
+        """The sums of all sites that are online, in several passes."""
+        request = StatisticsRequest(
+            fingerprint=self._coordinator.fingerprint, seed=self._seed, precision=self._exchange.precision
+        )
+        return estimate(
+            lambda total: sums_of_sites(self._coordinator, self.federation, self.task, theta, request, total)
+        )

@@ -39,7 +39,9 @@ class Tilted(ABC):
 def samples(chain: Chain, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Iterator[Tensor]:
     """One sample [K, P] an epoch from a chain on the tilted energy −log p(D_k|θ) − log q₋ₖ(θ), scaled by 1/n. The chain
     overwrites one tensor."""
-    return chain.iterates(task.gradient(), start, cohort, pace=task.pace, prior=cavity ** (1 / cohort.n))
+    return chain.iterates(
+        task.gradient(), start, cohort, pace=task.pace, running=task.running, prior=cavity ** (1 / cohort.n)
+    )
 
 
 def mean_of(drawn: Iterator[Tensor]) -> Tensor:

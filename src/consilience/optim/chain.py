@@ -110,7 +110,10 @@ class Chain(ABC):
         """The parameters [K, P] after the last epoch, from θ [P] or [K, P], at the pace of the task.
 
         `loss(task, θ, batch, *own, *shared)` of one client is the task's own unless it is given."""
-        for last in self.iterates(task.gradient(loss), theta, cohort, *own, pace=task.pace, prior=prior, shared=shared):
+        gradient, pace, running = task.gradient(loss), task.pace, task.running
+        for last in self.iterates(
+            gradient, theta, cohort, *own, pace=pace, running=running, prior=prior, shared=shared
+        ):
             theta = last
         return theta
 
@@ -121,6 +124,7 @@ class Chain(ABC):
         cohort: Cohort,
         *own: Any,
         pace: Tensor | None = None,
+        running: Tensor | None = None,
         prior: Gaussian | None = None,
         shared: tuple[Any, ...] = (),
         look: Look | None = None,
@@ -128,8 +132,9 @@ class Chain(ABC):
         """The parameters [K, P] of every client after every epoch, from θ [P] or [K, P]. The same tensor is yielded
         each time: copy what must last.
 
-        `own` and `prior` are cut to the clients that still have a batch. `pace` [P] multiplies the step sizes. `look`
-        is called after every step."""
+        `own` and `prior` are cut to the clients that still have a batch. `pace` [P] multiplies the step sizes. Where
+        `running` [P] is not 0, θ moves by that share of the loss's gradient and by nothing else. `look` is called after
+        every step."""
         theta = theta.expand(len(cohort), -1).clone()
         memory, taken = self.memory(theta), torch.zeros_like(cohort.n)
         loss, seen = torch.zeros_like(cohort.n[:, 0]), torch.zeros_like(cohort.n[:, 0])
@@ -146,7 +151,8 @@ class Chain(ABC):
                 noise = cohort.noise(k, theta.shape[1], tag=f"chain {epoch} {step}") if self.noisy else None
                 size = self.step_size(cohort, epoch, step, k)
                 size = size if pace is None else size * pace
-                kept = (tuple(part[:k] for part in memory), None if prior is None else prior.first(k), guard(k, size))
+                held = None if prior is None else prior.first(k)
+                kept = (tuple(part[:k] for part in memory), held, guard(k, size), running)
                 value = step_along(now, batch, rows(own, slice(k)), shared, kept, (cohort.n[:k], noise, size))
                 loss[:k] += value * batch.w.sum(1)
                 seen[:k] += batch.w.sum(1)
@@ -163,11 +169,13 @@ class Chain(ABC):
         memory: Memory,
         prior: Gaussian | None,
         stiffness: Tensor | None,
+        running: Tensor | None,
         n: Tensor,
         noise: Tensor | None,
         lr: StepSize,
     ) -> None:
         """The step along the whole gradient, in place. It is elementwise: compiled, it is one pass over memory."""
+        averages = None if running is None else theta - running * g
         if prior is not None:
             g = prior.add_energy_gradient(g, theta)
         elif self.weight_decay:
@@ -175,6 +183,8 @@ class Chain(ABC):
         if stiffness is not None:
             g = g / stiffness
         self.move(theta, memory, g, n, noise, lr)
+        if averages is not None and running is not None:
+            theta.copy_(torch.where(running != 0, averages, theta))
 
 
 class _Stiffness:

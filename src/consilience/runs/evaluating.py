@@ -12,6 +12,7 @@ from consilience.evaluation.scores import Evaluation
 from consilience.evaluation.weights import marginals
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings
+from consilience.tasks.statistics import needs_statistics
 
 AUDITED = 64  # clients whose states an audit looks at together
 
@@ -42,6 +43,7 @@ class Evaluator:
         return found
 
     def _scores(self, number: int) -> Evaluation | None:
+        find_statistics(self.session, self.run)
         if self.run.test is None:
             return self.session.evaluate(self.run.algorithm, self.run.server)
         outside = self.settings.outside if number == self.settings.rounds else None
@@ -52,6 +54,13 @@ class Evaluator:
         clients = torch.arange(len(self.session.federation))
         for group in chunks(clients, AUDITED):
             yield to(self.run.states.gather(clients[group]), self.run.task.device)
+
+
+def find_statistics(session: Session, run: Run) -> None:
+    """Let the clients estimate the statistics of BatchNorm layers for the mean weights, if the task needs them and they
+    are not known."""
+    if run.statistics is None and needs_statistics(run.task):
+        run.statistics = session.statistics(run.posterior.mean)
 
 
 def final_evaluation(run: Run) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
 from consilience.engines import Opener, Plan, Ranks, Session, place_states
 from consilience.runs.directory import RunDirectory, Saved
-from consilience.runs.evaluating import final_evaluation
+from consilience.runs.evaluating import final_evaluation, find_statistics
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
@@ -52,6 +52,8 @@ class Loop:
                     plans[number] = self._settle(session, run, done + 1)
                     self._note(run, plans)
                     Rounds(settings, session, run, self.ranks, self.directory, info).go(done + 1, stage.last)
+                if stage.last >= settings.rounds:
+                    find_statistics(session, run)
             _must_have_learned(run, since=stages[number - 1].last if number else 0)
             done, saved = stage.last, None
             if done == settings.rounds:  # the next stage begins when the run is resumed with more rounds

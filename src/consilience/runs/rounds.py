@@ -72,6 +72,7 @@ class Rounds:
     def _round(self, number: int) -> dict[str, Any]:
         start, run = time.perf_counter(), self.run
         ids = round_clients(self.settings, self.session, number)
+        run.statistics = None
         result = self.session.round(run.server, run.states, ids, number)
         run.server = result.server
         share = self._fused(result.share, number) if result.share.accepted else self._blamed(result.share)

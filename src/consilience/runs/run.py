@@ -26,6 +26,7 @@ from consilience.runs.identity import describe
 from consilience.runs.rows import flat, frame
 from consilience.runs.stored import RunFiles
 from consilience.tasks import Adversarial, Task
+from consilience.tasks.statistics import Sums, needs_statistics, with_sums
 
 if TYPE_CHECKING:
     import pandas
@@ -49,6 +50,8 @@ class Run:
     plan: Plan | None = None
     test: Dataset | Federation | None = None
     latest: Evaluation | None = None
+    statistics: Sums | None = None
+    """The statistics of BatchNorm layers for the posterior's mean, if they are estimated and known."""
 
     def __repr__(self) -> str:
         return summary(self.algorithm.name, self.federation.data.name, self.history, self.out)
@@ -88,7 +91,8 @@ class Run:
     @property
     def network(self) -> Task:
         """The task of the posterior's weights: PFNM's network is wider than its clients'."""
-        return self.algorithm.network(self.task, self.server)
+        network = self.algorithm.network(self.task, self.server)
+        return network if self.statistics is None else with_sums(network, self.statistics)
 
     @property
     def model(self) -> nn.Module:
@@ -113,6 +117,11 @@ class Run:
 
     def personal(self, client: int) -> Belief:
         """The belief that one client predicts with."""
+        if type(self.algorithm).personal is not Algorithm.personal and needs_statistics(self.task):
+            raise TaskError(
+                f"every client of {self.algorithm.name} has weights of its own, and the statistics of BatchNorm layers "
+                "are estimated for the global ones: make the task with batch_norm='averaged'"
+            )
         state = self.states.gather(torch.tensor([client]))
         return self.algorithm.personal(self.server, to(rows(state, 0), self.task.device))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
+from consilience.compute.layers import batchnorms
 from consilience.core import DataError, TaskError, keys
 from consilience.data import Batch, Dataset
 from consilience.metrics import Judge, PrecisionRecall
@@ -62,6 +63,12 @@ class Adversarial(Task):
                 f"{latent}, {generators}, {discriminators} and {pace}"
             )
         *trunk, last = discriminator
+        for player in (generator, discriminator):
+            for name, layer in batchnorms(player).items():
+                raise TaskError(
+                    f"layer {name!r} ({type(layer).__name__}) makes an example depend on its batch, and a GAN's "
+                    "statistics are not estimated: use consilience.models.replace_batchnorm(model)"
+                )
         makers, heads = Generators(generator, generators), Heads(last, discriminators)
         super().__init__({MAIN: makers, TRUNK: nn.Sequential(*trunk), HEADS: heads})
         self.latent, self.generators, self.discriminators = latent, generators, discriminators
@@ -148,7 +155,9 @@ class Adversarial(Task):
         drawn = keys.standard(keys.fold(key, NOISE), count * self.latent, self.dtype)
         return drawn.view(count, self.latent)
 
-    def features_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def features_one(
+        self, theta: Tensor, x: Tensor, key: Tensor | None = None, w: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """One client's (input of the discriminators' last layers, one vector an example; their scores [B, count])."""
         features, scores = self._discriminate(self.split(theta), x, key)
         return features.flatten(1), scores.mT

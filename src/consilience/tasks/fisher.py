@@ -4,13 +4,15 @@ F(θ) = E_x E_{y ~ p(y|x,θ)} (∂ log p(y|x,θ) / ∂θ)², with one draw of y 
 differ by rounding only.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from consilience.core import keys
+from consilience.core.records import Tree, tree_map
 from consilience.data.batch import Batch
-from consilience.tasks.layout import MAIN
 from consilience.tasks.likelihoods import Likelihood
 from consilience.tasks.networks import Networks
 
@@ -22,12 +24,17 @@ def diagonal(networks: Networks, likelihood: Likelihood, theta: Tensor, batch: B
 
 
 def by_examples(networks: Networks, likelihood: Likelihood, theta: Tensor, batch: Batch) -> Tensor:
-    """One squared gradient an example, for any module; [B, P] in memory."""
+    """One squared gradient an example, for any module; [B, P] in memory. Statistics of BatchNorm are those of the
+    batch, held fixed."""
+    seen: list[Any] = []
+    output = networks.watching(seen).apply(theta, batch.x, w=batch.w)
+    given = [tree_map(torch.detach, found) for _, _, found, _ in seen]
 
-    def loss(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return likelihood.losses(networks.call(MAIN, theta, x.unsqueeze(0)), y.unsqueeze(0)).sum()
+    def loss(theta: Tensor, x: Tree, y: Tree) -> Tensor:
+        one_x, one_y = tree_map(lambda leaf: leaf.unsqueeze(0), (x, y))
+        return likelihood.losses(networks.apply(theta, one_x, given=given), one_y).sum()
 
-    y = _draw(likelihood, networks.call(MAIN, theta, batch.x), batch)
+    y = _draw(likelihood, output, batch)
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))(theta, batch.x, y)
     total: Tensor = batch.w @ gradients.square()
     return total / batch.w.sum().clamp_min(1e-12)

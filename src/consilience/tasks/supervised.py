@@ -1,33 +1,35 @@
 """Supervised tasks: a network and a likelihood of its targets."""
 
-import copy
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from consilience.compute.layers import trains_otherwise
 from consilience.core.errors import DataError, TaskError
 from consilience.data import Batch, Dataset
 from consilience.data.augment import Augmentation
+from consilience.tasks.inspection import inspect
 from consilience.tasks.layout import MAIN
 from consilience.tasks.likelihoods import Bernoulli, Categorical, Likelihood, Normal
-from consilience.tasks.task import Task
-
-log = logging.getLogger("consilience")
+from consilience.tasks.task import BatchNorm, Task
 
 
 class Supervised(Task):
     """The loss is the mean negative log-likelihood of a batch."""
 
-    def __init__(self, module: nn.Module, likelihood: Likelihood, *, augment: Augmentation | None = None) -> None:
-        super().__init__({MAIN: module}, likelihood, augment=augment)
+    def __init__(
+        self,
+        module: nn.Module,
+        likelihood: Likelihood,
+        *,
+        augment: Augmentation | None = None,
+        batch_norm: BatchNorm = "estimated",
+    ) -> None:
+        super().__init__({MAIN: module}, likelihood, augment=augment, batch_norm=batch_norm)
         self.kind = likelihood.kind
-        self._probed = False
 
     def loss_one(self, theta: Tensor, batch: Batch) -> Tensor:
-        return batch.mean(self.likelihood.losses(self.apply_one(theta, batch.x, batch.key), batch.y))
+        return batch.mean(self.likelihood.losses(self.apply_one(theta, batch.x, batch.key, batch.w), batch.y))
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -43,7 +45,7 @@ class Supervised(Task):
         probe = torch.arange(min(2, len(data)), device=data.x.device)
         x = data.inputs(probe, self.dtype).to(self.device)
         try:
-            output = self.apply_one(self.initial(), self._evaluated(x))
+            output = self.apply_one(self.initial(), self._evaluated(x), w=torch.ones(len(probe), device=self.device))
         except Exception as error:
             shape = tuple(x.shape[1:])
             raise DataError(f"the module cannot take examples of {data.name}, of shape {shape}: {error}") from error
@@ -51,14 +53,7 @@ class Supervised(Task):
             raise TaskError("the module must return one tensor with a row for each example")
         if targets:
             self.likelihood.check(output, data)
-        if not self._probed:
-            self._probed = True
-            if trains_otherwise(copy.deepcopy(self.module).to(self.device, self.dtype), self._evaluated(x)):
-                log.warning(
-                    "%s computes something else in training (by F.dropout or self.training), which is not used: "
-                    "modules run as in evaluation, and nn.Dropout layers drop",
-                    type(self.module).__name__,
-                )
+        inspect(self, self._evaluated(x))
 
 
 class Classification(Supervised):
@@ -66,8 +61,10 @@ class Classification(Supervised):
 
     kind = Categorical.kind
 
-    def __init__(self, module: nn.Module, *, augment: Augmentation | None = None) -> None:
-        super().__init__(module, Categorical(), augment=augment)
+    def __init__(
+        self, module: nn.Module, *, augment: Augmentation | None = None, batch_norm: BatchNorm = "estimated"
+    ) -> None:
+        super().__init__(module, Categorical(), augment=augment, batch_norm=batch_norm)
 
 
 class Regression(Supervised):

@@ -3,7 +3,8 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from consilience.compute.execution import Execution
 from consilience.compute.vectorize import Cohorts
 from consilience.core.display import facts
 from consilience.core.errors import TaskError
+from consilience.core.records import Tree
 from consilience.core.text import plural
 from consilience.data import Batch, Dataset
 from consilience.data.augment import Augmentation
@@ -21,6 +23,8 @@ from consilience.tasks import fisher
 from consilience.tasks.layout import MAIN, Layout, Part
 from consilience.tasks.likelihoods import Likelihood
 from consilience.tasks.networks import Networks
+
+BatchNorm = Literal["estimated", "averaged"]
 
 
 class Task(ABC):
@@ -30,11 +34,17 @@ class Task(ABC):
     Algorithms hand such a function to `gradient` or `vectorize`, which run it for a cohort: by `torch.func.vmap`,
     `torch.compile`, or plain autograd if the cohort is one client. `augment` changes inputs at random in training and
     has a fixed counterpart in prediction.
+
+    In training, BatchNorm layers use the statistics of a client's batch. `batch_norm` says which they use in
+    evaluation: "estimated" ones, sums over all examples that clients compute with the global weights; or "averaged"
+    ones, running averages at the clients that are part of θ and are averaged as the weights are.
     """
 
     kind: str
     nested = False
     """Whether the loss has gradients inside."""
+    mixes = False
+    """Whether the module mixes the examples of a batch, other than by BatchNorm."""
 
     def __init__(
         self,
@@ -42,8 +52,11 @@ class Task(ABC):
         likelihood: Likelihood | None = None,
         *,
         augment: Augmentation | None = None,
+        batch_norm: BatchNorm = "estimated",
     ) -> None:
-        self.networks = Networks(Layout(modules))
+        if batch_norm not in get_args(BatchNorm):
+            raise TaskError(f"batch_norm is 'estimated' or 'averaged', got {batch_norm!r}")
+        self.networks = Networks(Layout(modules, averaged=batch_norm == "averaged"))
         self.augment = augment
         self._likelihood = likelihood
         self._cache: dict[Any, Callable[..., Any]] = {}
@@ -93,6 +106,32 @@ class Task(ABC):
     def pace(self) -> Tensor | None:
         """Step sizes by parameter [P], in units of the optimiser's; None if all are 1."""
         return None
+
+    @property
+    def pads(self) -> bool:
+        """Whether batches may be padded with rows of weight 0, as clients that are computed together need them."""
+        return not self.mixes
+
+    @property
+    def running(self) -> Tensor | None:
+        """For entries of θ that are running averages of BatchNorm layers, the share that a batch has in them, else 0
+        [P]; None if there are none. Local steps move these entries by that share of their gradient alone."""
+        return self.networks.running
+
+    def averaging(self) -> Self:
+        """This task with the running averages of its BatchNorm layers in θ, as `batch_norm="averaged"` has them."""
+        return self if self.layout.averaged else self._with(Networks(Layout({MAIN: self.module}, averaged=True)))
+
+    def with_statistics(self, statistics: Mapping[str, Tensor]) -> Self:
+        """This task with other evaluation statistics of its BatchNorm layers, by the names of their buffers."""
+        return self._with(self.networks.with_statistics(statistics))
+
+    def watching(self, seen: list[Any], own: bool = False) -> Self:
+        """This task; the list receives the moments of every norm over a batch. With `own`, layers use their own
+        statistics all the same."""
+        new = copy.copy(self)
+        new.networks = self.networks.watching(seen, own)
+        return new
 
     def settings(self) -> dict[str, Any]:
         """Further settings as plain data: a run is resumed with the same only."""
@@ -185,25 +224,37 @@ class Task(ABC):
             return self
         return self._with(self.networks.with_kernels())
 
-    def call_one(self, part: str, theta: Tensor, *args: Tensor, key: Tensor | None = None, exact: bool = False) -> Any:
-        """One client's part on any arguments; with a key, in training (dropout acts). `exact` computes in the type of θ
-        and not in bfloat16, for small networks whose digits matter."""
-        return self.networks.call(part, theta, *args, key=key, exact=exact)
+    def call_one(
+        self,
+        part: str,
+        theta: Tensor,
+        *args: Tensor,
+        key: Tensor | None = None,
+        w: Tensor | None = None,
+        exact: bool = False,
+    ) -> Any:
+        """One client's part on any arguments; with a key, in training (dropout acts); with weights w [B] of the
+        examples, BatchNorm uses the statistics of the batch. `exact` computes in the type of θ and not in bfloat16, for
+        small networks whose digits matter."""
+        return self.networks.call(part, theta, *args, key=key, w=w, exact=exact)
 
-    def apply_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """One client's network: outputs [B, ...] of inputs [B, ...]."""
-        output: Tensor = self.networks.call(MAIN, theta, x, key=key)
-        return output
+    def apply_one(self, theta: Tensor, x: Tree, key: Tensor | None = None, w: Tensor | None = None) -> Any:
+        """One client's network: outputs of inputs [B, ...]; `key` and `w` as in `call_one`. Inputs are a tensor, a
+        tuple (called as module(*x)) or a dict (module(**x))."""
+        return self.networks.apply(theta, x, key, w)
 
-    def features_one(self, theta: Tensor, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def features_one(
+        self, theta: Tensor, x: Tree, key: Tensor | None = None, w: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         """One client's (input of the last linear layer, one vector an example; output)."""
-        return self.networks.features(theta, x, key)
+        return self.networks.features(theta, x, key, w)
 
     def gradient(self, loss: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
         """For `loss(task, θ, *own, *shared)` of one client: (gradient in θ [K, P], loss [K]) of a cohort,
         called as `(theta, *own, shared=())`, where own arguments have the client axis and shared ones do not.
         Give a plain function or a method of a frozen object, so that compiled code is found again."""
-        return self._cohort(loss or type(self).loss_one, differentiate=True)
+        fn = loss or type(self).loss_one
+        return self._cohort(_Following(fn) if self.layout.averaged else fn, differentiate=True)
 
     def vectorize(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """For `fn(task, *own, *shared)` of one client: the same for a cohort, called as `(*own, shared=())`."""
@@ -233,6 +284,23 @@ class Task(ABC):
         if (fn, differentiate) not in self._cache:
             self._cache[fn, differentiate] = Cohorts(self, fn, differentiate)
         return self._cache[fn, differentiate]
+
+
+@dataclass(frozen=True)
+class _Following:
+    """A loss whose gradient in the running averages of BatchNorm layers is their distance from the batch's moments; its
+    value is that of `loss`."""
+
+    loss: Callable[..., Tensor]
+
+    def __call__(self, task: Task, *args: Any) -> Tensor:
+        seen: list[Any] = []
+        value = self.loss(task.watching(seen), *args)
+        for mean, var, (batch_mean, batch_var), count in seen:
+            unbiased = batch_var * count / (count - 1).clamp_min(1)
+            apart = (mean - batch_mean.detach()).square().sum() + (var - unbiased.detach()).square().sum()
+            value = value + (apart - apart.detach()) / 2
+        return value
 
 
 def _fisher_one(task: Task, theta: Tensor, batch: Batch) -> Tensor:

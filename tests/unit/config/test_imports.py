@@ -57,7 +57,7 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
     ({"model": {"name": "own.py:points"}}, ["own.py:points must return a torch.nn.Module"]),
     ({"model": {"name": "own.py:Net", "widht": 3}}, ["model.widht: unknown key; did you mean 'w"]),
     ({"model": {"name": "own.py:Net", "width": "x"}}, ["model.width must be a whole number, got 'x'"]),
-    ({"model": {"name": "own.py:batchnorm"}}, ["layer '1' (BatchNorm1d)", "replace_batchnorm", "freeze_batchnorm"]),
+    ({"model": {"name": "own.py:instancenorm"}}, ["layer '1' (InstanceNorm1d)", "track_running_stats=False"]),
     ({"data": {"name": "own.py:fixed"}}, ["own.py:fixed must return consilience.Data(train, test)"]),
     (
         {"data": {"name": "own.py:points", "top": 7}, "partition": {"name": "own.py:halves"}},

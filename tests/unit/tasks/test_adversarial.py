@@ -202,7 +202,7 @@ def test_the_generator_s_step_is_pace_times_as_long(chain, pace):
 
 SEQUENTIAL = "the {} must be an nn.Sequential: every sample has its own outermost layer"
 NUMBERS = "latent, generators and discriminators must be at least 1 and pace positive, got {}"
-STATISTICS = "layer '{}' (BatchNorm1d) keeps running statistics of its batches"
+STATISTICS = "layer '{}' (BatchNorm1d) makes an example depend on its batch"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ STATISTICS = "layer '{}' (BatchNorm1d) keeps running statistics of its batches"
         (lambda g, d: cs.Adversarial(g, d, latent=0), NUMBERS.format("0, 1, 1 and 1.0")),
         (lambda g, d: cs.Adversarial(g, d, latent=2, generators=0, pace=0.0), NUMBERS.format("2, 0, 1 and 0.0")),
         (lambda g, d: cs.Adversarial(g, d, latent=2, pace=math.nan), NUMBERS.format("2, 1, 1 and nan")),
-        (lambda g, d: cs.Adversarial(g.append(nn.BatchNorm1d(2)), d, latent=2), STATISTICS.format("trunk.3")),
+        (lambda g, d: cs.Adversarial(g.append(nn.BatchNorm1d(2)), d, latent=2), STATISTICS.format("4")),
         (lambda g, d: cs.Adversarial(g, d.insert(2, nn.BatchNorm1d(4)), latent=2), STATISTICS.format("2")),
     ],
 )

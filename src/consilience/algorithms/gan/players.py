@@ -84,7 +84,9 @@ class Players(Averaging):
                 look(taken, now)
 
         found, gradient = theta, task.gradient(loss)
-        for found in self.train.iterates(gradient, theta, cohort, past, *own, pace=task.pace, prior=prior, look=after):
+        for found in self.train.iterates(
+            gradient, theta, cohort, past, *own, pace=task.pace, running=task.running, prior=prior, look=after
+        ):
             if self.interpolate:
                 found.lerp_(theta, self.interpolate)
         return torch.cat([found, past], 1)

@@ -1,0 +1,121 @@
+"""What a module does besides computing outputs from inputs, found by running it: state, randomness, mixed examples.
+
+A module is judged by the operations that it runs and by the examples that reach an output, never by the size of an
+effect: a layer whose output is scaled by 1e-6 today is not tomorrow.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from consilience.core import TaskError
+from consilience.core.records import Tree
+
+
+class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operation that draws from a random generator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _harmless(func, args, kwargs or {}):
+            self.found.add(func.__name__.partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _harmless(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation that may draw does not: fused attention and dropout at rate 0."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {
+        **{a.name: a.default_value for a in func._schema.arguments},
+        **dict(zip(names, args, strict=False)),
+        **kwargs,
+    }
+    rate = next((given[name] for name in ("dropout_p", "p", "dropout") if name in given), None)
+    return rate == 0 or given.get("training", given.get("train", True)) is False
+
+
+@contextmanager
+def watch(module: nn.Module, what: str) -> Iterator[None]:
+    """Raise a TaskError if the module, used inside the `with` block, draws numbers that no key determines, or changes a
+    buffer or a parameter. `what` says where the module runs."""
+    before = {name: (id(t), t._version) for name, t in _tensors(module)}
+    with _Drawing() as drawing:
+        yield
+    kind = type(module).__name__
+    if drawing.found:
+        raise TaskError(
+            f"{kind} draws random numbers by {', '.join(sorted(drawing.found))} {what}, which cannot be repeated for "
+            "a client: use torch.rand, randn, bernoulli or dropout, which follow the run's seed"
+        )
+    after = {name: (id(t), t._version) for name, t in _tensors(module)}
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    if changed:
+        raise TaskError(
+            f"{kind} changes its buffer {changed[0]!r} {what}, and all clients would share it: return what it holds as "
+            "an output, make it a parameter, or use a layer without state"
+        )
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_buffers(remove_duplicate=False)
+    yield from module.named_parameters(remove_duplicate=False)
+
+
+class _Spoiled(TorchFunctionMode):
+    """NaN in row 1 of what embeddings return: token ids cannot be NaN themselves."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return poisoned(out, 1) if func is F.embedding and len(out) == self.rows else out
+
+
+def poisoned(x: Tree, row: int) -> Tree:
+    """The inputs with NaN in all floating numbers of one row."""
+
+    def one(leaf: Tensor) -> Tensor:
+        return leaf.index_fill(0, torch.tensor([row], device=leaf.device), float("nan")) if _real(leaf) else leaf
+
+    return _mapped(one, x)
+
+
+def swapped(x: Tree) -> Tree:
+    """The inputs with the first row also in the place of the second."""
+    return _mapped(lambda leaf: torch.cat([leaf[:1], leaf[:1], leaf[2:]]), x)
+
+
+def mixes(run: Callable[[Tree], Tensor], x: Tree) -> bool:
+    """Whether row 0 of what `run` returns depends on row 1 of the inputs. It does if NaN in row 1 reaches row 0, or if
+    another row 1 changes it by more than rounding."""
+    if len(tree_leaves(x)[0]) < 2:
+        return False
+    with torch.no_grad():
+        before, other = run(x)[0], run(swapped(x))[0]
+        with _Spoiled(len(tree_leaves(x)[0])):
+            spoiled = run(poisoned(x, 1))[0]
+    finite = bool(before.isfinite().all())
+    close = torch.allclose(before.double(), other.double(), rtol=1e-3, atol=1e-4 * float(before.abs().max()))
+    return finite and not (close and bool(spoiled.isfinite().all()))
+
+
+def _real(leaf: Tensor) -> bool:
+    return leaf.is_floating_point()
+
+
+def _mapped(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    if isinstance(tree, dict):
+        return {name: _mapped(fn, child) for name, child in tree.items()}
+    return tuple(_mapped(fn, child) for child in tree) if isinstance(tree, tuple) else fn(tree)

@@ -1,0 +1,80 @@
+"""Statistics of BatchNorm layers as sums over examples, which clients add up like everything else they send."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.core import Tree, record
+from consilience.core.records import add, rows
+from consilience.data.cohort import Cohort
+from consilience.tasks.layout import MAIN
+from consilience.tasks.task import Task
+
+PASSES = 2  # over the clients' data
+BATCH = 100  # examples at once
+
+
+@record
+class Sums:
+    """Σ 1, Σ x and Σ x² over all examples and places, for the channels of all BatchNorm layers in turn: [C] float64."""
+
+    count: Tensor
+    first: Tensor
+    second: Tensor
+
+
+def needs_statistics(task: Task) -> bool:
+    """Whether a task has BatchNorm layers whose evaluation statistics are estimated for given weights."""
+    return not (task.layout.averaged or not task.layout.main.batchnorms)
+
+
+def client_sums(task: Task, theta: Tensor, cohort: Cohort, total: Sums | None) -> Sums:
+    """The sums over the examples of a cohort of one client, for the weights θ [P].
+
+    Layers before a BatchNorm layer normalise their inputs too: by the statistics `total` that the clients have found
+    together in the pass before, or in the first pass by those of the batch."""
+    module = task.networks.functions[MAIN].evaluation[0]
+    channels = {name: layer.num_features for name, layer in task.layout.main.batchnorms.items()}
+    if total is not None:
+        task = with_sums(task, total)
+        module = task.networks.functions[MAIN].evaluation[0]
+    layer_of = {id(module.get_submodule(name).running_mean): name for name in channels}
+    new = {name: theta.new_zeros(3, size, dtype=torch.float64) for name, size in channels.items()}
+    seen: list[Any] = []
+    watched = task.watching(seen, own=total is not None)
+    with torch.no_grad():
+        for _, batches in cohort.in_order(BATCH, "statistics"):
+            batch = rows(batches, 0)
+            watched.apply_one(theta, batch.x, w=batch.w)
+            for running_mean, _, (mean, var), count in seen:
+                m, v, n = mean.double(), var.double(), count.double()
+                new[layer_of[id(running_mean)]] += torch.stack([n.expand_as(m), n * m, n * (v + m.square())])
+            seen.clear()
+    return Sums(*torch.cat(list(new.values()), 1))
+
+
+def with_sums(task: Task, sums: Sums) -> Task:
+    """The task with the means and variances of all clients' examples in its BatchNorm layers."""
+    count = sums.count.clamp_min(1)
+    mean = sums.first / count
+    var = (sums.second / count - mean.square()).clamp_min(0)
+    sizes = [layer.num_features for layer in task.layout.main.batchnorms.values()]
+    found: dict[str, Tensor] = {}
+    parts = zip(task.layout.main.batchnorms, mean.split_with_sizes(sizes), var.split_with_sizes(sizes), strict=True)
+    for name, layer_mean, layer_var in parts:
+        prefix = f"{name}." if name else ""
+        found |= {f"{prefix}running_mean": layer_mean, f"{prefix}running_var": layer_var}
+    return task.with_statistics(found)
+
+
+def estimate(ask: Callable[[Sums | None], Iterable[Sums]]) -> Sums:
+    """All clients' statistics. `ask(total)` returns every client's sums, given all clients' sums of the pass before."""
+    total: Tree = None
+    for _ in range(PASSES):
+        found: Tree = None
+        for sums in ask(total):
+            found = sums if found is None else add(found, sums)
+        total = found
+    return total  # type: ignore[no-any-return]
