@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from consilience.core.errors import ConfigError
 from consilience.models.gan import need_images
@@ -21,12 +20,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for layer in (self.q, self.k, self.v))
-        if x.device.type == "cpu":  # where `vmap` knows the plain kernel only
-            with sdpa_kernel(SDPBackend.MATH):
-                seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        else:
-            seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        split = (*x.shape[:-1], self.heads, -1)
+        q, k, v = (layer(x).reshape(split).transpose(-3, -2) for layer in (self.q, self.k, self.v))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         mixed: Tensor = self.out(seen.transpose(-3, -2).flatten(-2))
         return mixed
 
