@@ -16,8 +16,11 @@ Example = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """Inputs of a batch: one tensor, a tuple of positional arguments, or keyword arguments by name."""
 
 
-def ready(module: nn.Module) -> nn.Module:
-    """The module on the CPU, in evaluation."""
+def ready(module: nn.Module, like: Mapping[str, Tensor]) -> nn.Module:
+    """The module on the CPU, in evaluation, with buffers of the types that they have in `like`: statistics of a run in
+    another precision have its type."""
+    for name, buffer in module.named_buffers():
+        buffer.data = buffer.data.to(like[name].dtype)
     return module.cpu().eval()
 
 
@@ -34,7 +37,7 @@ def export_module(module: nn.Module, path: Path, example: Example) -> Path:
     shapes = [axes for _ in args] if not kwargs else dict.fromkeys(kwargs, axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        program = torch.export.export(ready(module), args, kwargs, dynamic_shapes=shapes)
+        program = torch.export.export(module.cpu().eval(), args, kwargs, dynamic_shapes=shapes)
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise TaskError(f"torch.export cannot make a graph of {type(module).__name__}: {reason}") from error

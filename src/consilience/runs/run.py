@@ -102,18 +102,21 @@ class Run:
     def state_dict(self) -> dict[str, Tensor]:
         """The mean weights by the module's own names, with frozen parameters and buffers, on the CPU. Your module loads
         them by `load_state_dict`."""
-        return dict(ready(self.model).state_dict())
+        return dict(self._exported().state_dict())
 
     def export(self, path: str | Path, example: Example) -> Path:
         """Write the network with the mean weights as a graph that runs without its source: by `torch.export` to a file
         "name.pt2", or as ONNX to "name.onnx" (the extra `onnx`). `example` is a batch of inputs: a tensor, a tuple of
         positional arguments, or a dict of keyword arguments. The graph takes batches of any size."""
-        return export_module(self.model, Path(path), example)
+        return export_module(self._exported(), Path(path), example)
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write a module of transformers or peft with the mean weights by its own `save_pretrained`: of peft the
         adapters alone, or the merged model where the server has corrected frozen weights (FedEx)."""
-        return save_pretrained(self.model, Path(folder), bool(self.network.main.offsets))
+        return save_pretrained(self._exported(), Path(folder), bool(self.network.main.offsets))
+
+    def _exported(self) -> nn.Module:
+        return ready(self.model, self.network.main.buffers)
 
     def personal(self, client: int) -> Belief:
         """The belief that one client predicts with."""

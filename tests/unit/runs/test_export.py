@@ -62,6 +62,19 @@ def test_buffers_are_released_as_they_were(how):
     assert torch.equal(released.scale, task.module.scale)
 
 
+def test_statistics_of_batchnorm_leave_a_run_in_the_modules_type():
+    torch.manual_seed(0)
+    module, (_, train, test) = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)), blobs()
+    engine = cs.Simulator(device="cpu", chunk=4, workers=1, precision="float64")
+    task = cs.Classification(module, batch_norm="averaged")
+    run = fit(cs.FedAvg(TRAIN), task, train, rounds=1, engine=engine)
+    mine = copy.deepcopy(module).eval()
+    mine.load_state_dict(run.state_dict(), strict=True)
+    assert run.state_dict()["1.running_mean"].dtype == torch.float32
+    found = run.predict(test.data.x[:5].double(), point=True).float()
+    torch.testing.assert_close(mine(test.data.x[:5]).softmax(-1), found, rtol=1e-5, atol=1e-5)
+
+
 def test_a_graph_takes_batches_of_any_size(run, tmp_path):
     x = torch.randn(4, 2)
     path = run.export(tmp_path / "deep" / "model.pt2", x[:1])
