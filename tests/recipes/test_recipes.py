@@ -15,12 +15,14 @@ from consilience.server.optimizers import AdaGrad
 from consilience.tasks.likelihoods import Bernoulli
 from consilience.tasks.supervised import MultiLabel, Supervised
 from support import quick
-from support.published import write_tff_emnist, write_tff_questions, write_tiny_images
+from support.published import write_addresses, write_tff_emnist, write_tff_questions, write_tiny_images
 
 WRITTEN = {
     "fedep-emnist62": write_tff_emnist,
     "fedep-stackoverflow": write_tff_questions,
     "fednp-tinyimagenet": write_tiny_images,
+    "sotu": write_addresses,
+    "sotu-lora": write_addresses,
 }
 
 
@@ -41,6 +43,8 @@ SAME = {"fednp-cifar100-50", "fednp-cifar100-100", "fednp-fmnist-labels", "sa-ci
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE | SAME])
 def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, monkeypatch):
+    if name.startswith("sotu") and not hasattr(cs, "LanguageModel"):
+        pytest.skip("the task of next tokens is not here yet")
     if name in WRITTEN:
         WRITTEN[name](tmp_path / "data")
         monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path / "data"))

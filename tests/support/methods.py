@@ -124,7 +124,10 @@ def task_of(method):
             discriminator = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 1))
             return cs.Adversarial(generator, discriminator, latent=3, generators=2, discriminators=2, pace=0.5)
         norm = nn.BatchNorm1d(8) if isinstance(method, cs.algorithms.FedBN) else nn.Identity()
-        return cs.Classification(nn.Sequential(nn.Linear(5, 8), norm, nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)))
+        module = nn.Sequential(nn.Linear(5, 8), norm, nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+        if isinstance(method, cs.algorithms.FedEx):
+            module = cs.models.add_lora(module, rank=2, targets=["0"], also=["4"])
+        return cs.Classification(module, batch_norm="averaged")
 
 
 def learn(method, plan=None, **options):

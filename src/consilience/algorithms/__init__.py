@@ -10,6 +10,7 @@ from consilience.algorithms.fedbn import FedBN
 from consilience.algorithms.feddc import FedDC
 from consilience.algorithms.feddyn import FedDyn
 from consilience.algorithms.fedep import FedEP
+from consilience.algorithms.fedex import FedEx
 from consilience.algorithms.fedla import FedLA
 from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fednp import FedNP
@@ -38,8 +39,8 @@ from consilience.algorithms.switch import Switch
 
 __all__ = [
     "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Downpour",
-    "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedGAN", "FedLA",
-    "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median",
+    "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN",
+    "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median",
     "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change",
     "epsilon",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from consilience.core.errors import ConfigError
 from consilience.models.gan import Pair, dcgan, mlp_gan, need_images
 from consilience.models.resnet import resnet9, resnet18
 from consilience.models.text import bag_of_words
+from consilience.models.transformer import transformer, vit
 
 
 def logistic(inputs: Sequence[int], outputs: int) -> nn.Module:
@@ -63,5 +64,5 @@ def lenet5(inputs: Sequence[int], outputs: int) -> nn.Module:
 
 MODELS: dict[str, Callable[..., nn.Module] | Callable[..., Pair]] = {
     network.__name__: network
-    for network in (bag_of_words, cnn, dcgan, lenet5, logistic, mlp, mlp_gan, resnet9, resnet18)
+    for network in (bag_of_words, cnn, dcgan, lenet5, logistic, mlp, mlp_gan, resnet9, resnet18, transformer, vit)
 }

@@ -17,6 +17,7 @@ from consilience.recipes import (
     pfnm_more,
     sa,
     sa_ode,
+    sotu,
 )
 from consilience.recipes.base import Options, Recipe
 
@@ -26,6 +27,7 @@ RECIPES: dict[str, Recipe] = {
         hospitals.RECIPE, dp.RECIPE, fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE,
         fedep_stackoverflow.RECIPE, *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES, fednp_moments.RECIPE,
         fednp_toy.RECIPE, *pfnm.RECIPES, *pfnm_more.RECIPES, *sa.RECIPES, sa_ode.RECIPE,
+        *sotu.RECIPES,
     )
 }  # fmt: skip
 

@@ -143,6 +143,11 @@ class Loop:
 def _continued(before: Run, algorithm: Algorithm, initial: Tensor) -> Tensor:
     """The mean of the stage before, from which the next one starts."""
     mean = before.posterior.mean
+    if before.network.main.offsets and type(algorithm) is not type(before.algorithm):
+        raise ConfigError(
+            f"{algorithm.name} cannot continue {before.algorithm.name}, whose network has a residual in its frozen "
+            "weights: train run.model in a run of its own"
+        )
     if mean.shape != initial.shape:
         raise ConfigError(
             f"{before.algorithm.name} has made a network of another size, which {algorithm.name} cannot continue from: "

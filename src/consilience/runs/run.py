@@ -21,6 +21,7 @@ from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.samples import generate
 from consilience.metrics import Metric, Metrics, as_metrics, directions
 from consilience.runs.directory import RunDirectory
+from consilience.runs.export import Example, export_module, ready, save_pretrained
 from consilience.runs.identity import describe
 from consilience.runs.rows import flat, frame
 from consilience.runs.stored import RunFiles
@@ -100,6 +101,25 @@ class Run:
     def model(self) -> nn.Module:
         """The user's module with the learned (mean) weights."""
         return self.network.release(self.posterior.mean)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The mean weights by the module's own names, with frozen parameters and buffers, on the CPU. Your module loads
+        them by `load_state_dict`."""
+        return dict(self._exported().state_dict())
+
+    def export(self, path: str | Path, example: Example) -> Path:
+        """Write the network with the mean weights as a graph that runs without its source: by `torch.export` to a file
+        "name.pt2", or as ONNX to "name.onnx" (the extra `onnx`). `example` is a batch of inputs: a tensor, a tuple of
+        positional arguments, or a dict of keyword arguments. The graph takes batches of any size."""
+        return export_module(self._exported(), Path(path), example)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write a module of transformers or peft with the mean weights by its own `save_pretrained`: of peft the
+        adapters alone, or the merged model where the server has corrected frozen weights (FedEx)."""
+        return save_pretrained(self._exported(), Path(folder), bool(self.network.main.offsets))
+
+    def _exported(self) -> nn.Module:
+        return ready(self.model, self.network.main.buffers)
 
     def personal(self, client: int | str) -> Belief:
         """The belief that one client, given by number or name, predicts with."""

@@ -27,6 +27,8 @@ class Part:
         self.running = running_statistics(self.module) if averaged else {}
         named |= {name: self.module.get_buffer(name) for name in self.running}
         self.frozen: dict[str, Tensor] = {n: p for n, p in self.module.named_parameters() if n not in named}
+        self.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # in their own types
+        self.offsets: Mapping[str, Tensor] = {}  # of frozen parameters, for one method's server
         self.names, self.shapes = list(named), [p.shape for p in named.values()]
         self.sizes = [p.numel() for p in named.values()]
         self.size = sum(self.sizes)
@@ -44,6 +46,7 @@ class Part:
             name: part.view(shape).to(dtype) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
         }
         tensors |= {name: p.to(dtype) for name, p in self.frozen.items()}
+        tensors |= {name: (self.frozen[name] + offset).to(dtype) for name, offset in self.offsets.items()}
         return tensors
 
 
@@ -76,6 +79,14 @@ class Layout:
         new.parts = dict(self.parts)
         for name, module in modules.items():
             new._append(name, module)
+        return new
+
+    def with_frozen(self, offsets: Mapping[str, Tensor]) -> Layout:
+        """This layout with offsets of the main network's frozen parameters."""
+        new = copy.copy(self)
+        new.parts = dict(self.parts)
+        new.parts[MAIN] = copy.copy(self.main)
+        new.parts[MAIN].offsets = offsets
         return new
 
     @property
@@ -130,9 +141,16 @@ class Layout:
     def release(self, theta: Tensor) -> nn.Module:
         """A copy of the main module with the weights θ."""
         module, part = copy.deepcopy(self.main.module), self.main
+        for name, buffer in module.named_buffers():
+            own, statistics = part.buffers[name], name.rpartition(".")[0] in part.batchnorms
+            if buffer.dtype != own.dtype and not statistics:  # a run in another precision has rounded it
+                buffer.data = own.to(buffer.device)
         for name, value in zip(part.names, theta[part.slice].split_with_sizes(part.sizes), strict=True):
             entry = _entry(module, name)
             entry.data = value.view(entry.shape).to(entry.device, entry.dtype).clone()
+        for name, offset in part.offsets.items():
+            p = module.get_parameter(name)
+            p.data = p.data + offset.to(p.device, p.dtype)
         return module
 
 

@@ -196,6 +196,13 @@ class Task(ABC):
         how = self.execution
         return self._with(Networks(Layout({MAIN: module}))).prepare(how.device, how.dtype, bf16=how.bf16)
 
+    def with_frozen(self, offsets: Mapping[str, Tensor]) -> Self:
+        """This task with offsets added to frozen parameters of its main network, by name. A loss of one client may use
+        it, with offsets that all clients share."""
+        networks = copy.copy(self.networks)
+        networks.layout = self.layout.with_frozen(offsets)
+        return self._with(networks)
+
     def prepare(
         self,
         device: torch.device | str = "cpu",

@@ -13,6 +13,7 @@ from consilience.data.loaders.idx import fashion_mnist, mnist, mnist_writers
 from consilience.data.loaders.imagenet import tiny_imagenet
 from consilience.data.loaders.parquet import cifar10, cifar100, image_parquet
 from consilience.data.loaders.silos import csv_silos
+from consilience.data.loaders.sotu import sotu
 from consilience.data.loaders.stack_overflow import stackoverflow
 from consilience.data.loaders.stl import stl10
 from consilience.data.loaders.tables import HEART_FEATURES, digits, heart_disease, heart_disease_split
@@ -32,6 +33,7 @@ DATASETS: dict[str, Callable[..., Data]] = {
     "heart-disease": heart_disease_split,
     "mnist": mnist,
     "mnist-writers": mnist_writers,
+    "sotu": sotu,
     "stackoverflow": stackoverflow,
     "stl10": stl10,
     "tiny-imagenet": tiny_imagenet,
