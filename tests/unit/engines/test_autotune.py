@@ -11,7 +11,7 @@ from support.scenarios import linear
 
 
 class Branching(nn.Module):
-    """Which way a batch goes depends on its numbers, and vmap cannot go both."""
+    """Which way a batch goes depends on the weights, and vmap cannot go both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)
-        return out if out.sum() > 0 else 2 * out
+        return out if self.layer.weight.sum() > 0 else 2 * out
 
 
 def test_where_several_clients_cannot_be_computed_at_once_they_are_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
