@@ -18,6 +18,14 @@ def linear(run: Pass, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None 
     return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).reshape(*x.shape[:-1], -1)
 
 
+@handles(torch.matmul, Tensor.__matmul__)
+def _matmul(run: Pass, func: Any, a: Tensor, b: Tensor) -> Tensor:
+    """As in `linear`, for the product of a sequence with a matrix of weights."""
+    if a.dim() <= 2 or b.dim() != 2 or not in_cohort(a, b):
+        return torch.matmul(a, b)
+    return torch.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], -1)
+
+
 def _mask(q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
     """What is added to the scores: 0, or −∞ where a query must not see a key."""
     if is_causal:

@@ -120,6 +120,13 @@ def test_dropout_inside_attention_follows_the_key():
         torch.testing.assert_close(module(x, x, x)[0], module.eval()(x, x, x)[0])
 
 
+@pytest.mark.parametrize("product", [torch.matmul, lambda a, b: a @ b], ids=["function", "operator"])
+def test_products_with_weights_are_those_of_clients(product):
+    for shape in ((2, 3, 5), (3, 5), (5,)):
+        x, w = draw(*shape), draw(5, 4)
+        torch.testing.assert_close(cohort(product, x, w)[1], x[1] @ w[1], **EXACT)
+
+
 def test_linear_layers_of_further_axes_are_one_product():
     x, w, b = draw(2, 3, 4, 5), draw(6, 5), draw(6)
     torch.testing.assert_close(cohort(F.linear, x, w, b)[1], F.linear(x[1], w[1], b[1]), **EXACT)
