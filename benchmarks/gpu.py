@@ -4,10 +4,12 @@
     python benchmarks/gpu.py --only ResNet-18 CNN     # some of it
     python benchmarks/gpu.py --precision float32
 
-Every row is a cohort: K clients, batches of 20 (LoRA: 8 sequences of 128), weights of their own, plain SGD. `loop` is plain PyTorch: one module,
-load the client's weights, forward, backward, step, copy out; it is measured on ten clients, as it takes K times one.
-`vmap` is `torch.func` without a compiler. `ours` is a step as a chain takes it, recorded and replayed; ResNet-18 goes
-through in chunks of at most 50 clients. `shared` is one model, compiled, channels last, on the same K · 20 images (of a
+Every row is a cohort: K clients, batches of 20 (LoRA: 8 sequences of 128), weights of their own, plain SGD. `loop` is
+plain PyTorch: one module, load the client's weights, forward, backward, step, copy out; it is measured on ten clients,
+as it takes K times one.
+`vmap` is `torch.func` without a compiler. `ours` is a step as a chain takes it, recorded and replayed; deep networks go
+through in chunks of at most 50 clients. `fit` is a step of a whole round as `cs.fit` runs it: FedAvg, ten steps, with
+batches, updates and their checks. `shared` is one model, compiled, channels last, on the same K · 20 images (of a
 chunk): no federation at all. `peak` is the share of what the GPU reaches in large matrix products of that precision, in
 the same run, for the multiplications that the step must do.
 
@@ -34,11 +36,14 @@ from torch.utils.flop_counter import FlopCounterMode
 import consilience as cs
 from consilience.compute.vectorize import stepper
 from consilience.core import to
+from consilience.data import Info
 from consilience.data.batch import Batch
+from consilience.engines import Plan
+from consilience.engines.states import InMemory
 from consilience.models import add_lora, cnn, lenet5, mlp, resnet18, transformer, vit
 from consilience.optim import SGD
 
-LARGEST, LOOPED = 50, 10
+LARGEST, LOOPED, STEPS = 50, 10, 10
 
 
 def with_batchnorm(inputs, outputs):
@@ -84,6 +89,7 @@ class Row:
     loop: float
     vmap: float | None
     ours: float
+    fit: float
     shared: float
     flops: float
     compiled_in: float
@@ -93,14 +99,15 @@ class Row:
         if clients == self.clients:
             return self
         share = clients / self.clients
-        longer = {name: getattr(self, name) * share for name in ("loop", "ours", "shared", "flops")}
+        longer = {name: getattr(self, name) * share for name in ("loop", "ours", "fit", "shared", "flops")}
         return replace(self, clients=clients, vmap=None, **longer)
 
     def text(self, peak: float) -> str:
         images = self.clients * self.batch / self.ours * 1e3
         eager = "–" if self.vmap is None else f"{self.vmap:.2f}"
         return (
-            f"| {self.name} | {self.clients} | {self.loop:.1f} | {eager} | {self.ours:.2f} | {self.shared:.2f} | "
+            f"| {self.name} | {self.clients} | {self.loop:.1f} | {eager} | {self.ours:.2f} | {self.fit:.2f} | "
+            f"{self.shared:.2f} | "
             f"{self.loop / self.ours:.0f}× | {images:,.0f} | {self.flops / self.ours / 1e9 / peak:.0%} | "
             f"{self.compiled_in:.0f} |"
         )
@@ -141,6 +148,22 @@ def ours(module, batch, *, bf16, compile):
     along = stepper(task.gradient(), chain.advance)
     n = torch.full((clients, 1), float(size), device="cuda")
     return lambda: along(theta, batch, (), (), ((), None, None, None), (n, None, chain.lr))
+
+
+def fitted(module, batch, *, bf16):
+    """A round of FedAvg with `STEPS` local steps, by the engine that `cs.fit` has."""
+    clients, size = batch.w.shape
+    kind = cs.LanguageModel if batch.y.dim() == 3 else cs.Classification
+    x, y = (t.repeat_interleave(STEPS, 1).flatten(0, 1).cpu() for t in (batch.x, batch.y))
+    federation = cs.Federation.from_owner(cs.Dataset(x, y), torch.arange(clients).repeat_interleave(size * STEPS))
+    method, ids = cs.FedAvg(SGD(lr=0.01, batch_size=size)), torch.arange(clients)
+    engine = cs.Simulator(device="cuda", precision="bf16" if bf16 else "float32")
+    plan = Plan(chunk=clients, compile=True, device="cuda")
+    session = engine.open(method, kind(module), federation, seed=0, cohort=clients, rounds=10, plan=plan)
+    numbers = (torch.tensor(n) for n in (0, clients, federation.examples))
+    server, states = method.start(session.task, Info(session.task.initial(), *numbers)), InMemory(lambda ids: None)
+    session.settle(server, states, ids, 1)
+    return lambda: session.round(server, states, ids, 1)
 
 
 def loop(module, batch, *, bf16):
@@ -234,6 +257,8 @@ def measured(number, name, clients, bf16):
         fast()
         torch.cuda.synchronize()
         compiled_in = time.perf_counter() - start
+        whole = fitted(module, batch, bf16=bf16)
+        whole()
         one = shared(module, batch, bf16=bf16)
         for _ in range(3):
             one()
@@ -245,11 +270,12 @@ def measured(number, name, clients, bf16):
         raise
     with alone(number):
         times = {"ours": milliseconds(fast), "shared": milliseconds(one)}
+        times["fit"] = milliseconds(whole, 3, 3) / STEPS
         times["loop"] = milliseconds(loop(module, batch, bf16=bf16), 3, 3) * clients / LOOPED
         eager = None
         if make not in DEEP or clients <= 20:
             eager = milliseconds(ours(module, batch, bf16=bf16, compile=False), 3, 3)
-        del fast, one
+        del fast, one, whole
         torch.cuda.empty_cache()
     return Row(name, clients, size, vmap=eager, flops=flops, compiled_in=compiled_in, **times)
 
@@ -269,8 +295,10 @@ def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, python {platform.python_version()}", flush=True)
     peak = peak_of(bf16)
     print(f"{options.precision}; large products reach {peak:.0f} TFLOP/s\n")
-    print("| network | K | loop, ms | vmap, ms | ours, ms | shared, ms | loop / ours | img/s | peak | compiled in, s |")
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| network | K | loop, ms | vmap, ms | ours, ms | fit, ms | shared, ms | loop / ours | img/s | peak | compiled in, s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     torch.cuda.empty_cache()
     shared_things = spawn.Barrier(len(cases)), spawn.Condition(), spawn.Value("i", 0)
     with ProcessPoolExecutor(len(cases), spawn, initializer=begin, initargs=shared_things) as pool:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 import zlib
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -49,9 +50,11 @@ class Loop:
             with self._open(stage, done, plans[number]) as session:
                 run, info = self._enter(session, stage.algorithm, run, saved, start.history)
                 if done < stage.last:
+                    begun = time.perf_counter()
                     plans[number] = self._settle(session, run, done + 1)
                     self._note(run, plans)
-                    Rounds(settings, session, run, self.ranks, self.directory, info).go(done + 1, stage.last)
+                    setup = time.perf_counter() - begun
+                    Rounds(settings, session, run, self.ranks, self.directory, info, setup).go(done + 1, stage.last)
                 if stage.last >= settings.rounds:
                     find_statistics(session, run)
             _must_have_learned(run, since=stages[number - 1].last if number else 0)
