@@ -296,7 +296,8 @@ def main():
     peak = peak_of(bf16)
     print(f"{options.precision}; large products reach {peak:.0f} TFLOP/s\n")
     print(
-        "| network | K | loop, ms | vmap, ms | ours, ms | fit, ms | shared, ms | loop / ours | img/s | peak | compiled in, s |"
+        "| network | K | loop, ms | vmap, ms | ours, ms | fit, ms | shared, ms | loop / ours | img/s | peak "
+        "| compiled in, s |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     torch.cuda.empty_cache()

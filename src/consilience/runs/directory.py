@@ -27,7 +27,9 @@ from consilience.runs.rows import Sheet
 
 log = logging.getLogger("consilience")
 POSTERIOR = "posterior.safetensors"
-FILES = ("config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", POSTERIOR, "report.html")
+STATISTICS = "statistics.safetensors"
+"""The statistics of BatchNorm layers for the mean of the posterior, if they are estimated: written at a run's end."""
+FILES = ("config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", POSTERIOR, STATISTICS, "report.html")
 """All files of a run beside run.json and the checkpoints."""
 
 

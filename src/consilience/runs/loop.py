@@ -16,12 +16,13 @@ from consilience.core.files import write_atomically
 from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
 from consilience.engines import Opener, Plan, Ranks, Session, place_states
-from consilience.runs.directory import RunDirectory, Saved
+from consilience.runs.directory import STATISTICS, RunDirectory, Saved
 from consilience.runs.evaluating import final_evaluation, find_statistics
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import Plans, Start
+from consilience.tasks.statistics import Stored
 
 log = logging.getLogger("consilience")
 
@@ -136,6 +137,9 @@ class Loop:
     def _finish(self, run: Run) -> None:
         if self.directory is None:
             return
+        if run.statistics is not None:
+            stored = Stored.of(run.statistics, run.posterior.mean)
+            write_atomically(self.directory.path / STATISTICS, pack(stored))
         self.directory.write_sheet()  # also of a run that had nothing left to do
         if run.latest is None and run.test is not None:
             run.latest = run.evaluate(run.test, outside=self.settings.outside)

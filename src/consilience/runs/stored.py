@@ -20,8 +20,9 @@ from consilience.data.dataset import Source
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.metrics import Directions, Metrics, Reliability
-from consilience.runs.directory import POSTERIOR, RunDirectory
+from consilience.runs.directory import POSTERIOR, STATISTICS, RunDirectory
 from consilience.runs.rows import flat, frame
+from consilience.tasks.statistics import Stored, needs_statistics, with_sums
 from consilience.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -206,7 +207,12 @@ class StoredRun:
         extended = weights == learned.get("parameters") and str(task.module) == learned.get("module")
         if task.size != weights and not extended:
             raise TaskError(f"the stored posterior has {weights:,} weights, but the task has {task.size:,}")
-        return task.prepare(dtype=theta.dtype)
+        task, file = task.prepare(dtype=theta.dtype), self.directory / STATISTICS
+        if needs_statistics(task) and file.is_file():
+            stored = unpack(file.read_bytes())
+            if isinstance(stored, Stored) and stored.belongs_to(belief.mean):  # else a later round has other weights
+                task = with_sums(task, stored.sums)
+        return task
 
     def frame(self) -> pandas.DataFrame:
         """The history as a data frame, one row a round; needs pandas."""

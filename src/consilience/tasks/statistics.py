@@ -1,5 +1,8 @@
 """Statistics of BatchNorm layers as sums over examples, which clients add up like everything else they send."""
 
+from __future__ import annotations
+
+import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -7,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import Tree, record
-from consilience.core.records import add, rows
+from consilience.core.records import add, rows, to
 from consilience.data.cohort import Cohort
 from consilience.tasks.layout import MAIN
 from consilience.tasks.task import Task
@@ -23,6 +26,25 @@ class Sums:
     count: Tensor
     first: Tensor
     second: Tensor
+
+
+@record
+class Stored:
+    """Sums on disk, and a checksum of the weights that they belong to."""
+
+    sums: Sums
+    weights: Tensor
+
+    @classmethod
+    def of(cls, sums: Sums, theta: Tensor) -> Stored:
+        return cls(to(sums, "cpu"), _checksum(theta))
+
+    def belongs_to(self, theta: Tensor) -> bool:
+        return torch.equal(self.weights, _checksum(theta))
+
+
+def _checksum(theta: Tensor) -> Tensor:
+    return torch.tensor(zlib.crc32(theta.detach().cpu().contiguous().numpy().tobytes()))
 
 
 def needs_statistics(task: Task) -> bool:

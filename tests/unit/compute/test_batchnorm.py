@@ -9,7 +9,7 @@ import consilience as cs
 from consilience.compute.batchnorm import moments
 from consilience.compute.layers import prepare_for_passes
 from consilience.compute.passes import Pass
-from consilience.core import TaskError, keys
+from consilience.core import ConfigError, TaskError, keys
 from consilience.data.batch import Batch
 from consilience.tasks.statistics import client_sums, estimate, with_sums
 
@@ -221,3 +221,30 @@ def test_fedbn_without_batchnorm_is_refused():
             federation(),
             rounds=1,
         )
+
+
+def test_a_stored_run_predicts_with_its_statistics(tmp_path):
+    fed, task = federation(dtype=torch.float32), cs.Classification(net())
+    run = cs.fit(cs.FedAvg(), task, fed, rounds=2, out=tmp_path / "run", progress=False)
+    stored = cs.load_run(tmp_path / "run")
+    torch.testing.assert_close(stored.predict(task, fed.data.x), run.predict(fed.data.x))
+    (tmp_path / "run" / "posterior.safetensors").write_bytes(cs.core.pack(cs.Point(task.initial())))
+    with pytest.raises(TaskError, match="are not known for these weights"):
+        stored.predict(task, fed.data.x)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        cs.SCAFFOLD(),
+        cs.algorithms.FedNova(),
+        cs.FedAvg(server=cs.server.Adam()),
+        cs.Robust(cs.FedAvg(server=cs.server.Adam())),
+    ],
+)
+def test_running_averages_need_a_server_that_averages(method):
+    task = cs.Classification(net(), batch_norm="averaged")
+    with pytest.raises(ConfigError, match="batch_norm='estimated'"):
+        cs.fit(method, task, federation(dtype=torch.float32), rounds=1, progress=False)
+    run = cs.fit(method, cs.Classification(net()), federation(dtype=torch.float32), rounds=1, progress=False)
+    assert run.statistics is not None
