@@ -17,7 +17,7 @@ from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
 from consilience.engines import Opener, Plan, Ranks, Session, place_states
 from consilience.runs.directory import STATISTICS, RunDirectory, Saved
-from consilience.runs.evaluating import final_evaluation, find_statistics
+from consilience.runs.evaluating import can_predict, final_evaluation, find_statistics
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
@@ -141,7 +141,7 @@ class Loop:
             stored = Stored.of(run.statistics, run.posterior.mean)
             write_atomically(self.directory.path / STATISTICS, pack(stored))
         self.directory.write_sheet()  # also of a run that had nothing left to do
-        if run.latest is None and run.test is not None:
+        if run.latest is None and run.test is not None and can_predict(run):
             run.latest = run.evaluate(run.test, outside=self.settings.outside)
         if (found := final_evaluation(run)) is not None:
             write_atomically(self.directory.path / "evaluation.json", json.dumps(found, indent=1))

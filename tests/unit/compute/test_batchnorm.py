@@ -160,7 +160,7 @@ def test_running_averages_are_torch_s(train):
     torch.manual_seed(3)
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.randint(3, (8,))
     fed = cs.Federation.from_owner(cs.Dataset(x, y), torch.zeros(8, dtype=torch.int64))
-    task = cs.Classification(net(), batch_norm="averaged").prepare(dtype=torch.float64)
+    task = cs.Classification(net().double(), batch_norm="averaged").prepare(dtype=torch.float64)
     cohort = cs.data.Cohort(fed, torch.tensor([0]), round=1, round_size=1, seed=0, dtype=torch.float64)
     theirs, seen = net().double().train(), []
     theta = task.initial().unsqueeze(0)
@@ -248,3 +248,12 @@ def test_running_averages_need_a_server_that_averages(method):
         cs.fit(method, task, federation(dtype=torch.float32), rounds=1, progress=False)
     run = cs.fit(method, cs.Classification(net()), federation(dtype=torch.float32), rounds=1, progress=False)
     assert run.statistics is not None
+
+
+@pytest.mark.parametrize("batch_norm", ["estimated", "averaged"])
+def test_a_run_in_another_precision_releases_a_module_of_one_type(batch_norm):
+    fed, task = federation(dtype=torch.float32), cs.Classification(net(), batch_norm=batch_norm)
+    run = cs.fit(
+        cs.FedAvg(), task, fed, rounds=1, engine=cs.Simulator(device="cpu", precision="float64"), progress=False
+    )
+    torch.testing.assert_close(run.model(fed.data.x).softmax(-1), run.predict(fed.data.x.double()).float())
