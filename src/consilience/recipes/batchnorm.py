@@ -99,7 +99,7 @@ class Study:
     def text(self) -> str:
         train = self.train
         return (
-            f"Labels by Dirichlet {self.alpha:g} at {self.clients} clients; a ResNet-9 of width {self.width}; "
+            f"{self.clients} clients of equal size, each with a mix of labels from Dirichlet {self.alpha:g}; a ResNet-9 of width {self.width}; "
             f"{self.rounds} rounds of {train.epochs} epochs of SGD with a rate of {train.lr:g}, a momentum of "
             f"{train.momentum:g} and batches of {train.batch_size}, the same for all. “estimated” statistics are those "
             "of all training images for the global weights; “averaged” ones are running averages, which the server "
@@ -118,7 +118,7 @@ class Study:
     def curve(self, name: str, seed: int) -> list[Line]:
         """The scores of one run, for each round that is evaluated."""
         variant, data = VARIANTS[name], self.data
-        federation = partition.dirichlet(data.train, self.clients, alpha=self.alpha, seed=seed, minimum=10)
+        federation = partition.mixtures(data.train, self.clients, alpha=self.alpha, seed=seed)
         shares, lines = like(federation, data.test), list[Line]()
 
         def scored(run: Run, line: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError
+from consilience.core.beliefs import Mixture
+from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError, TaskError
 from consilience.core.files import write_atomically
 from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
@@ -22,7 +23,7 @@ from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import Plans, Start
-from consilience.tasks.statistics import Stored
+from consilience.tasks.statistics import needs_statistics
 
 log = logging.getLogger("consilience")
 
@@ -50,6 +51,7 @@ class Loop:
                 continue
             with self._open(stage, done, plans[number]) as session:
                 run, info = self._enter(session, stage.algorithm, run, saved, start.history)
+                _must_suit(run)
                 if done < stage.last:
                     begun = time.perf_counter()
                     plans[number] = self._settle(session, run, done + 1)
@@ -137,14 +139,23 @@ class Loop:
     def _finish(self, run: Run) -> None:
         if self.directory is None:
             return
-        if run.statistics is not None:
-            stored = Stored.of(run.statistics, run.posterior.mean)
-            write_atomically(self.directory.path / STATISTICS, pack(stored))
         self.directory.write_sheet()  # also of a run that had nothing left to do
+        if run.statistics is not None:
+            statistics = pack(to(run.statistics, "cpu"), round=str(len(run.history)))
+            write_atomically(self.directory.path / STATISTICS, statistics)
         if run.latest is None and run.test is not None and can_predict(run):
             run.latest = run.evaluate(run.test, outside=self.settings.outside)
         if (found := final_evaluation(run)) is not None:
             write_atomically(self.directory.path / "evaluation.json", json.dumps(found, indent=1))
+
+
+def _must_suit(run: Run) -> None:
+    """Refuse BatchNorm layers whose statistics are estimated, if the posterior is several networks."""
+    if needs_statistics(run.task) and isinstance(run.posterior, Mixture):
+        raise TaskError(
+            f"{run.algorithm.name} predicts with several networks, and statistics of BatchNorm layers are estimated "
+            "for one: make the task with batch_norm='averaged'"
+        )
 
 
 def _continued(before: Run, algorithm: Algorithm, initial: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,13 +9,13 @@ import torch
 from torch import Tensor
 
 from consilience.core import record
-from consilience.core.records import add, rows, to
+from consilience.core.records import add, rows
 from consilience.data.cohort import Cohort
 from consilience.tasks.layout import MAIN
 from consilience.tasks.task import Task
 
 PASSES = 2  # over the clients' data
-BATCH = 100  # examples at once
+BATCH = 500  # examples at once
 
 
 @record
@@ -26,25 +25,6 @@ class Sums:
     count: Tensor
     first: Tensor
     second: Tensor
-
-
-@record
-class Stored:
-    """Sums on disk, and a checksum of the weights that they belong to."""
-
-    sums: Sums
-    weights: Tensor
-
-    @classmethod
-    def of(cls, sums: Sums, theta: Tensor) -> Stored:
-        return cls(to(sums, "cpu"), _checksum(theta))
-
-    def belongs_to(self, theta: Tensor) -> bool:
-        return torch.equal(self.weights, _checksum(theta))
-
-
-def _checksum(theta: Tensor) -> Tensor:
-    return torch.tensor(zlib.crc32(theta.detach().cpu().contiguous().numpy().tobytes()))
 
 
 def needs_statistics(task: Task) -> bool:

@@ -223,16 +223,6 @@ def test_fedbn_without_batchnorm_is_refused():
         )
 
 
-def test_a_stored_run_predicts_with_its_statistics(tmp_path):
-    fed, task = federation(dtype=torch.float32), cs.Classification(net())
-    run = cs.fit(cs.FedAvg(), task, fed, rounds=2, out=tmp_path / "run", progress=False)
-    stored = cs.load_run(tmp_path / "run")
-    torch.testing.assert_close(stored.predict(task, fed.data.x), run.predict(fed.data.x))
-    (tmp_path / "run" / "posterior.safetensors").write_bytes(cs.core.pack(cs.Point(task.initial())))
-    with pytest.raises(TaskError, match="are not known for these weights"):
-        stored.predict(task, fed.data.x)
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -257,3 +247,25 @@ def test_a_run_in_another_precision_releases_a_module_of_one_type(batch_norm):
         cs.FedAvg(), task, fed, rounds=1, engine=cs.Simulator(device="cpu", precision="float64"), progress=False
     )
     torch.testing.assert_close(run.model(fed.data.x).softmax(-1), run.predict(fed.data.x.double()).float())
+
+
+def test_a_stored_run_predicts_with_the_statistics_of_its_last_round(tmp_path):
+    fed, task = federation(dtype=torch.float32), cs.Classification(net())
+    method, options = cs.FedAvg(cs.SGD(lr=0.05)), {"out": tmp_path / "run", "progress": False}
+    run = cs.fit(method, task, fed, rounds=2, **options)
+    stored = cs.load_run(tmp_path / "run")
+    torch.testing.assert_close(stored.predict(task, fed.data.x), run.predict(fed.data.x))
+    kept = (tmp_path / "run" / "statistics.safetensors").read_bytes()
+    cs.fit(method, task, fed, rounds=3, resume=True, **options)
+    (tmp_path / "run" / "statistics.safetensors").write_bytes(kept)  # as if it had ended before its third evaluation
+    with pytest.raises(TaskError, match="are not known for these weights"):
+        stored.predict(task, fed.data.x)
+
+
+@pytest.mark.parametrize("method", [cs.algorithms.Ensemble(), cs.algorithms.FedBE()], ids=lambda method: method.name)
+def test_several_networks_need_averaged_statistics(method, tmp_path):
+    fed = federation(dtype=torch.float32)
+    with pytest.raises(TaskError, match=f"{method.name} predicts with several networks.*batch_norm='averaged'"):
+        cs.fit(method, cs.Classification(net()), fed, rounds=1, progress=False)
+    run = cs.fit(method, cs.Classification(net(), batch_norm="averaged"), fed, rounds=1, test=fed.data, progress=False)
+    assert "accuracy" in run.history[-1]["eval"]
