@@ -161,7 +161,9 @@ def adapted(kind: str, targets: list[str]) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         peft = importlib.import_module("peft")
         config = peft.LoraConfig(r=2, target_modules=targets, task_type="SEQ_CLS", lora_dropout=0.1)
-        return peft.get_peft_model(hugging(kind)(), config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft uses names that transformers deprecates
+            return peft.get_peft_model(hugging(kind)(), config)
 
     return make
 

@@ -14,7 +14,7 @@ from consilience.core.records import to
 from consilience.data import Batch, Dataset
 from consilience.data.augment import Augmentation
 from consilience.tasks import likelihoods
-from consilience.tasks.inspection import inspect
+from consilience.tasks.inspection import inspect, inspect_padding, one_line
 from consilience.tasks.layout import MAIN
 from consilience.tasks.likelihoods import Function, Likelihood
 from consilience.tasks.task import BatchNorm, Task
@@ -116,6 +116,7 @@ class Supervised(Task):
                 y = to(data.targets(probe, self.dtype), self.device)
                 self._decide(self.likelihood, output, y, len(probe), data.name)
         inspect(self, self._evaluated(x))
+        inspect_padding(self, data)
 
     def _check_output(self, output: Any, count: int) -> None:
         """Refuse outputs that the likelihood cannot take."""
