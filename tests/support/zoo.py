@@ -123,6 +123,12 @@ def vision(name: str, **options: Any) -> Callable[[], nn.Module]:
     return make
 
 
+def resnet() -> nn.Module:
+    torchvision()
+    parts = importlib.import_module("torchvision.models.resnet")
+    return parts.ResNet(parts.BasicBlock, [1, 1, 1, 1], num_classes=3)
+
+
 def convnext() -> nn.Module:
     torchvision()
     parts = importlib.import_module("torchvision.models.convnext")
@@ -282,15 +288,15 @@ def vectors(*shape: int) -> Callable[[int], Tensor]:
 
 
 ROWS = [
-    Row("torchvision", "resnet18", "BatchNorm", vision("resnet18"), images(32), lr=0.002),
+    Row("torchvision", "ResNet (4 blocks)", "BatchNorm", resnet, images(16), lr=0.002),
     Row("torchvision", "mobilenet_v3_small (half width)", "BatchNorm, squeeze and excitation, dropout",
-        vision("mobilenet_v3_small", width_mult=0.5), images(32), lr=0.002),
+        vision("mobilenet_v3_small", width_mult=0.5), images(16), lr=0.001),
     Row("torchvision", "ConvNeXt (4 blocks)", "stochastic depth, layer scale of 1e-6", convnext, images(32)),
     Row("torchvision", "VisionTransformer (4 layers)", "nn.MultiheadAttention, dropout", vision(
         "VisionTransformer", image_size=16, patch_size=8, num_layers=4, num_heads=2, hidden_dim=16, mlp_dim=32,
         dropout=0.1, attention_dropout=0.1), images(16), curved=True),
-    Row("timm", "mobilenetv2_050", "BatchNormAct2d, stochastic depth", timm("mobilenetv2_050", drop_path_rate=0.2),
-        images(32), lr=0.002),
+    Row("timm", "mobilenetv2_035", "BatchNormAct2d, stochastic depth", timm("mobilenetv2_035", drop_path_rate=0.2),
+        images(32), lr=0.001),
     Row("timm", "vit_tiny_patch16_224 (2 layers)", "fused attention, stochastic depth", timm(
         "vit_tiny_patch16_224", img_size=32, depth=2, drop_path_rate=0.2), images(32)),
     Row("transformers", "BERT", "attention mask, dropout", hugging("Bert"), masked(7), curved=True),
