@@ -43,8 +43,6 @@ SAME = {"fednp-cifar100-50", "fednp-cifar100-100", "fednp-fmnist-labels", "sa-ci
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE | SAME])
 def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, monkeypatch):
-    if name.startswith("sotu") and not hasattr(cs, "LanguageModel"):
-        pytest.skip("the task of next tokens is not here yet")
     if name in WRITTEN:
         WRITTEN[name](tmp_path / "data")
         monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path / "data"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from consilience.compute.compiler import Checked
-from consilience.data import Compose, Crop, Dataset, Federation, Flip
+from consilience.data import Compose, Crop, Dataset, Federation, Flip, Ragged
 from consilience.data.cohort import Cohort, take
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]  # the compiler's
@@ -54,3 +54,14 @@ def test_a_change_that_compiled_code_gets_wrong_or_cannot_have_is_left_plain(cap
         assert checked.run is checked.plain
     assert "differs when compiled, by 0.001" in caplog.text
     assert "cannot be compiled" in caplog.text
+
+
+def test_batches_of_rows_of_different_lengths_are_those_of_plain_code():
+    words = torch.randint(0, 10, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = Ragged(torch.arange(1, sum(words) + 1).split(words), mask="mask", lengths="n", padding=-1)
+    data = Dataset({"ids": rows, "age": torch.rand(40)}, torch.arange(40) % 2)
+    compiled, chosen = Checked(take), torch.tensor([[3, 4], [5, 6]])
+    for index in (chosen, chosen + 7):
+        results = [fn(data, index, torch.zeros(2), None, torch.float64, data.widths) for fn in (compiled, take)]
+        torch.testing.assert_close(*results)
+    assert compiled.run is not compiled.plain

@@ -48,6 +48,13 @@ def refuse(message: str, *args: Any) -> None:
     guards.count("compiled code refused", torch.ones(1, dtype=torch.bool))
 
 
+def by_compiler(failure: Exception) -> bool:
+    """Whether an error is the compiler's, and not that of the code that it compiled."""
+    from torch._dynamo.exc import TorchDynamoException  # loads the compiler: not at import
+
+    return isinstance(failure, TorchDynamoException)
+
+
 def distance(found: Any, expected: Any) -> float:
     """The largest distance of two trees' tensors, relative to their norms; infinite where integers differ."""
     largest = 0.0

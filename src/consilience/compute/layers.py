@@ -1,7 +1,9 @@
 """Layers with statistics of a batch: replaced, frozen, or prepared for passes; and layers that are refused."""
 
 import copy
+import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from consilience.core import TaskError
 
+PLAIN_ATTENTION = ("sdpa", "eager")
 BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -80,19 +83,35 @@ def batchnorms(module: nn.Module) -> dict[str, _BatchNorm]:
 
 def prepare_for_passes(module: nn.Module, training: bool) -> nn.Module:
     """The module as `Pass` needs it, changed in place. BatchNorm layers are always in training mode: the pass says
-    whose statistics they use, and they count nothing. Models of Hugging Face compute attention without looking into
-    masks, which `vmap` cannot do, and keep no cache."""
+    whose statistics they use, and they count nothing. Models of Hugging Face keep no cache, and do not look into their
+    masks, which `vmap` cannot do, to find out whether they need them."""
     module.train(training)
     for layer in batchnorms(module).values():
         layer.train()
         layer.num_batches_tracked = None
     for part in module.modules():
         config = getattr(part, "config", None)
-        if hasattr(part, "set_attn_implementation") and getattr(config, "_attn_implementation", None) == "sdpa":
-            part.set_attn_implementation("eager")  # type: ignore[operator]
+        if getattr(part, "_supports_sdpa", False) and getattr(config, "_attn_implementation", None) in PLAIN_ATTENTION:
+            part.set_attn_implementation(_masked_attention())  # type: ignore[operator]
         if getattr(config, "use_cache", False):
             config.use_cache = False  # type: ignore[union-attr]
     return module
+
+
+@cache
+def _masked_attention() -> str:
+    """The name of transformers' fused attention with masks that are always made; registered there by that name."""
+    attention = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+    masks = importlib.import_module("transformers.masking_utils")
+    registry = importlib.import_module("transformers.modeling_utils").AttentionInterface
+
+    def always(*args: Any, **options: Any) -> Any:
+        return masks.sdpa_mask(*args, **options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+
+    name = "consilience"
+    registry.register(name, attention)
+    masks.AttentionMaskInterface.register(name, always)
+    return name
 
 
 def has_dropout(module: nn.Module) -> bool:

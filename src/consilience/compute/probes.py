@@ -4,7 +4,7 @@ A module is judged by the operations that it runs and by the examples that reach
 effect: a layer whose output is scaled by 1e-6 today is not tomorrow.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,44 @@ class _Spoiled(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         return poisoned(out, 1) if func is F.embedding and len(out) == self.rows else out
+
+
+class OtherPadding(TorchFunctionMode):
+    """Other numbers in the padding of what embeddings return. `lengths` says, for each width, how many places are not
+    padding; `sign` is that of the numbers."""
+
+    def __init__(self, lengths: Mapping[int, int], sign: float) -> None:
+        super().__init__()
+        self.lengths, self.sign = lengths, sign
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is not F.embedding or out.dim() < 3 or out.shape[1] not in self.lengths:
+            return out
+        return repadded(out, self.lengths[out.shape[1]], self.sign)
+
+
+def repadded(x: Tensor, length: int, sign: float) -> Tensor:
+    """The rows x [1, L, ...] with numbers that are larger than all others from place `length` on. They are finite: a
+    mask may multiply by 0."""
+    real = torch.arange(x.shape[1], device=x.device) < length
+    return torch.where(real.view(-1, *[1] * (x.dim() - 2)), x, sign * (10 * x.abs().max() + 1))
+
+
+def reaches(alone: Any, padded: Any, others: Sequence[Any]) -> bool:
+    """Whether padding reaches the tensors that a module returns, in the places that an example has `alone`. Padded, it
+    has the same numbers up to rounding there; with `others` in the padding it has the same bits."""
+    for own, *wide in zip(*map(tree_leaves, (alone, padded, *others)), strict=True):
+        if not isinstance(own, Tensor):
+            continue
+        if any(
+            leaf.dim() != own.dim() or any(n < m for n, m in zip(leaf.shape, own.shape, strict=True)) for leaf in wide
+        ):
+            return True
+        first, *rest = (leaf[tuple(map(slice, own.shape))] for leaf in wide)
+        if not _same(own, first) or not all(torch.equal(first, other) for other in rest):
+            return True
+    return False
 
 
 def poisoned(x: Tree, row: int) -> Tree:

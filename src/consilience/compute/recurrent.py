@@ -44,7 +44,7 @@ CELLS = {torch._VF.lstm: _lstm, torch._VF.gru: _gru, torch._VF.rnn_tanh: _tanh, 
 def _recurrent(run: Pass, func: Any, x: Tensor, hx: Any, *rest: Any) -> Any:
     """torch's (input, states, weights, biased, layers, dropout, training, bidirectional, batch first). A packed
     sequence has other arguments and runs as it is."""
-    if not isinstance(rest[0], Sequence):
+    if isinstance(hx, Tensor) and not hx.is_floating_point():  # the batch sizes of a packed sequence
         return func(x, hx, *rest)
     weights, biased, layers, rate, training, bidirectional, batch_first = rest
     start = hx if isinstance(hx, tuple | list) else (hx,)

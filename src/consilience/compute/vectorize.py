@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_leaves
 
-from consilience.compute.compiler import TOLERANCE, distance, isolated, refuse
+from consilience.compute.compiler import TOLERANCE, by_compiler, distance, isolated, refuse
 from consilience.compute.execution import Execution
 from consilience.compute.replay import Advance, Replay, Step
 from consilience.core.records import Tree, rows, tree_map
@@ -36,6 +36,31 @@ class Prepared(Protocol):
         """The same object as compiled code for a GPU differentiates it, by autograd around `vmap`."""
 
 
+class Fallback:
+    """A compiled function of a cohort. If the compiler fails, at the first call or when it compiles again, plain code
+    is used from then on, and the log says so: torch does not compile LSTM, GRU and RNN layers, for one. An error that
+    plain code raises too is the module's own."""
+
+    def __init__(self, compiled: Callable[..., Any], plain: Callable[..., Any], size: int) -> None:
+        self.run, self.plain, self.size = compiled, plain, size
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            return self.run(*args)
+        except Exception as failure:
+            if self.run is self.plain or not by_compiler(failure):
+                raise
+            result, self.run = self.plain(*args), self.plain
+            refuse("cohorts of %d cannot be compiled (%s): plain code is used", self.size, _why(failure))
+            return result
+
+
+def _why(failure: Exception) -> str:
+    """What a compiler says in many lines, as one."""
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return " ".join([type(failure).__name__, *lines[:2]])
+
+
 class Cohorts:
     """`fn(model, *own, *shared)` of one client as a function of a cohort, `(*own, shared=())`; with `differentiate`,
     (gradient in the first own argument, value).
@@ -43,7 +68,7 @@ class Cohorts:
     One client runs by plain autograd, several by vmap. Compiled code exists for a few cohort sizes only (chunk,
     chunk/2, …): smaller cohorts are filled up with copies. The first result of every compiled graph is compared with
     plain code, for up to `CHECKED` of its clients, because a graph can be right for the first and the last client and
-    wrong between. A graph that differs is logged, and plain code is used for that size.
+    wrong between. A graph that differs, or that cannot be compiled, is logged, and plain code is used for that size.
     """
 
     def __init__(self, model: Prepared, fn: Callable[..., Any], differentiate: bool) -> None:
@@ -108,7 +133,8 @@ class Cohorts:
             self.graphs[key] = plain
             return plain(*own, *shared)
         around = self.differentiate and self.on_gpu
-        self.graphs[key] = self._around(size, len(own)) if around else self._compiled(plain, size)
+        graph = self._around(size, len(own)) if around else self._compiled(plain, size)
+        self.graphs[key] = Fallback(graph, plain, size)
         result = self.graphs[key](*own, *shared)
         if (error := self._error(result, size, own, shared)) > TOLERANCE[self.execution.precision]:
             refuse("compiled code for cohorts of %d differs from plain code by %.2g of its norm: not used", size, error)

@@ -37,11 +37,9 @@ class ClientError(ConsilienceError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """The end of an error message: the allowed names, and the one nearest to `word`."""
+    """The end of an error message: the allowed names, and the one nearest to `word`, whatever the case of letters."""
     names = sorted(allowed)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if not close:
-        lower = {name.lower(): name for name in names}
-        close = [lower[c] for c in difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)]
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)
+    hint = f"did you mean {lower[close[0]]!r}? " if close else ""
     return f"{hint}allowed: {', '.join(names)}"

@@ -77,12 +77,12 @@ def scaled_diagonal(mean: Tensor, n: Tensor, scale: float) -> Gaussian:
 
 @dataclass(frozen=True)
 class Identity(Tilted):
-    """Scaled identity: Λ = c·n_k + Λ₋ₖ, the mean by SGD. Sites start at c·n_k, so the precision never changes and a
+    """Scaled identity: Λ = c·n_k + Λ₋ₖ, the mean by a chain. Sites start at c·n_k, so the precision never changes and a
     message is P + 1 numbers. `scale` is c, the precision that an example adds."""
 
     letter: ClassVar[str] = "I"
     ranges: ClassVar[Ranges] = {"scale": Range(5e-3, 5.0)}
-    train: SGD = SGD()
+    train: Chain = SGD()
     scale: Positive = 0.05
 
     def site(self, mean: Tensor, n: Tensor) -> Gaussian:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from consilience import tasks
 from consilience.algorithms import Algorithm, FedAvg, FedEP, FedEx, LocalOnly, Pooled, Switch, algorithm
 from consilience.algorithms.switch import Method
 from consilience.core import Point
@@ -20,12 +19,13 @@ from consilience.evaluation.scores import evaluate
 from consilience.figures.panels import Curve, Panel, Panels
 from consilience.inference import Identity
 from consilience.models import add_lora, transformer
-from consilience.optim import Adam, Chain
+from consilience.optim import Adam
 from consilience.recipes.base import Options, Recipe, compared, seeded
 from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
 from consilience.studies import Comparison, Setting
+from consilience.tasks.supervised import LanguageModel
 from consilience.tasks.task import Task
 
 BITS = "bits_per_token"
@@ -44,13 +44,6 @@ ADAPTERS = (
     "residual of that. In the FFA methods A is frozen at its random start, so that W is linear in B. “before” is the "
     "score of the network without adapters."
 )
-
-
-@dataclass(frozen=True)
-class ByAdam(Identity):
-    """FedEP(I) with a chain of Adam, which trains transformers faster than SGD."""
-
-    train: Chain = field(default_factory=Adam)  # type: ignore[assignment]
 
 
 class FrozenA(Algorithm):
@@ -112,7 +105,7 @@ class Study:
         """A language model with the initial weights of a seed."""
         characters = len(data.classes)
         shape = {"width": self.width, "depth": self.depth, "heads": self.heads}
-        return language_model(seeded(seed, lambda: transformer(data.x.shape[1:], characters, **shape)))
+        return LanguageModel(seeded(seed, lambda: transformer(data.x.shape[1:], characters, **shape)))
 
     def presidents(self, seed: int) -> Setting:
         """All presidents."""
@@ -129,12 +122,12 @@ class Study:
         )  # fmt: skip
         module = run.model.cpu()
         adapted = seeded(seed, lambda: add_lora(module, rank=self.rank, alpha=2.0 * self.rank))
-        return Setting(language_model(adapted), late, clients(test[test.groups["year"] >= SPLIT]))
+        return Setting(LanguageModel(adapted), late, clients(test[test.groups["year"] >= SPLIT]))
 
     def by_president(self) -> dict[str, Method]:
         """FedAvg, FedEP after a warm start, and every president alone."""
         first = FedAvg(self.train)
-        then = FedEP(ByAdam(self.train, self.scale))
+        then = FedEP(Identity(self.train, self.scale))
         return {"FedAvg": first, "FedEP(I)": Switch(first, then, self.rounds // 2), "LocalOnly": LocalOnly(self.train)}
 
     def with_adapters(self) -> dict[str, Method]:
@@ -143,7 +136,7 @@ class Study:
             "FedAvg": FedAvg(self.train),
             "FedEx": FedEx(self.train),
             "FFA, FedAvg": FFAAvg(self.train),
-            "FFA, FedEP(I)": FFAEP(ByAdam(self.train, self.scale)),
+            "FFA, FedEP(I)": FFAEP(Identity(self.train, self.scale)),
         }
 
 
@@ -153,13 +146,6 @@ QUICK = Study(
     engine=Simulator(device="cpu", chunk=8, workers=1, threads=1),
 )  # fmt: skip
 FULL = Study()
-
-
-def language_model(module: torch.nn.Module) -> Task:
-    """A task of next tokens."""
-    found: Any = tasks
-    made: Task = found.LanguageModel(module)
-    return made
 
 
 def clients(data: Dataset) -> Federation:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from consilience.compute import attention, batchnorm, randomness, recurrent  # noqa: F401 - they register handlers
+from consilience.compute import attention, batchnorm, pooling, randomness, recurrent  # noqa: F401 - register handlers
 from consilience.compute.execution import Execution
 from consilience.compute.layers import has_dropout, prepare_for_passes
 from consilience.compute.passes import Moments, Pass

@@ -14,7 +14,8 @@ from consilience.core.records import to
 from consilience.data import Batch, Dataset
 from consilience.data.augment import Augmentation
 from consilience.tasks import likelihoods
-from consilience.tasks.inspection import inspect
+from consilience.tasks.inputs import tried, try_largest_ids
+from consilience.tasks.inspection import inspect, inspect_padding
 from consilience.tasks.layout import MAIN
 from consilience.tasks.likelihoods import Function, Likelihood
 from consilience.tasks.task import BatchNorm, Task
@@ -104,18 +105,16 @@ class Supervised(Task):
             raise DataError(f"{data.name} has no examples")
         probe = torch.arange(min(self.likelihood.probed, len(data)), device=data.device)
         x = to(data.inputs(probe, self.dtype), self.device)
-        try:
-            output = self.apply_one(self.initial(), self._evaluated(x), w=torch.ones(len(probe), device=self.device))
-        except Exception as error:
-            shapes = " and ".join(str(tuple(leaf.shape[1:])) for leaf in tree_leaves(x))
-            raise DataError(f"the module cannot take examples of {data.name}, of shape {shapes}: {error}") from error
+        output = tried(self, data, probe, self._evaluated)
         self._check_output(output, len(probe))
+        try_largest_ids(self, data, self._evaluated)
         if targets:
             self.likelihood.check(output, data)
             if isinstance(self.likelihood, Function):
                 y = to(data.targets(probe, self.dtype), self.device)
                 self._decide(self.likelihood, output, y, len(probe), data.name)
         inspect(self, self._evaluated(x))
+        inspect_padding(self, data)
 
     def _check_output(self, output: Any, count: int) -> None:
         """Refuse outputs that the likelihood cannot take."""
@@ -134,6 +133,17 @@ class Supervised(Task):
                 f"the module must return one tensor with a row for each example, and for {count} examples it returns "
                 f"{_got(output)}: return the logits alone, or pass cs.Supervised(model, loss=) a function of your own"
             )
+        for leaf in leaves if tensors else ():
+            if not isinstance(self.likelihood, Function) and leaf is leaves[0] and not leaf.is_floating_point():
+                raise TaskError(
+                    f"the module returns numbers of type {leaf.dtype}, which have no gradient: return real numbers, "
+                    "such as logits in place of their argmax"
+                )
+            if bool(leaf.isnan().any()):
+                raise TaskError(
+                    "the module returns nan for the first examples, before any step: look for a division by 0, a "
+                    "logarithm or initial weights that are too large in it"
+                )
 
     def _decide(self, function: Function, output: Any, y: Any, count: int, name: str) -> None:
         """Find out whether the loss of an example depends on others."""

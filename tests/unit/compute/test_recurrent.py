@@ -69,3 +69,13 @@ def test_a_packed_sequence_runs_as_it_is():
     with Pass(torch.tensor(0)):
         out, _ = module(packed)
     torch.testing.assert_close(out.data, module(packed)[0].data)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_run_as_they_are(kind):
+    torch.manual_seed(0)
+    module = kind(3, 4, batch_first=True)
+    rows = nn.utils.rnn.pack_sequence([torch.randn(5, 3), torch.randn(2, 3)])
+    with Pass():
+        found = module(rows)[0].data
+    assert torch.equal(found, module(rows)[0].data)

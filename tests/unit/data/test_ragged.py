@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import consilience as cs
-from consilience.compute.compiler import Checked
 from consilience.core.errors import DataError
-from consilience.data.cohort import Cohort, take
+from consilience.data.cohort import Cohort
 
 ROWS = [[1, 2, 3], [4], [], [5, 6]]
 Y = torch.tensor([0, 1, 1, 0])
@@ -200,17 +199,6 @@ def test_compiled_cohorts_have_one_width_with_the_same_contents() -> None:
         width, rows = one.x["ids"].shape[-1], one.size
         assert torch.equal(one.x["ids"], two.x["ids"][:, :rows, :width])
         assert not two.x["mask"][:, :rows, width:].any()
-
-
-@pytest.mark.slow
-def test_batches_of_rows_can_be_compiled() -> None:
-    _, found = sentences(mask="mask", lengths="n", padding=-1)
-    data = cs.Dataset({"ids": found, "age": torch.rand(40)}, Y.repeat(10))
-    compiled, chosen = Checked(take), torch.tensor([[3, 4], [5, 6]])
-    for rows in (chosen, chosen + 7):
-        results = [fn(data, rows, torch.zeros(2), None, torch.float64, data.widths) for fn in (compiled, take)]
-        torch.testing.assert_close(*results)
-    assert compiled.run is not compiled.plain
 
 
 # What is refused

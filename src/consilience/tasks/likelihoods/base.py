@@ -152,10 +152,13 @@ def plain(value: Any) -> Any:
 
 
 def choose(probs: Tensor, key: Tensor) -> Tensor:
-    """A class drawn for each row of probabilities [..., C]."""
-    flat = probs.reshape(-1, probs.shape[-1])
-    u = keys.uniform(key, flat.shape[0], probs.dtype).unsqueeze(-1)
-    return (flat.cumsum(-1) <= u).sum(-1).clamp_max(probs.shape[-1] - 1).reshape(probs.shape[:-1])
+    """A class drawn for each row of probabilities [..., C]. A draw depends on its place along each axis and not on the
+    lengths of the axes, so that padding of a batch to other lengths leaves it as it is."""
+    *outer, last, classes = probs.shape
+    for length in outer:
+        key = keys.bits(key, length)
+    u = keys.uniform(key, last, probs.dtype).unsqueeze(-1)
+    return (probs.cumsum(-1) <= u).sum(-1).clamp_max(classes - 1)
 
 
 def check_labels(data: Dataset, kind: str, classes: int, because: str) -> None:
