@@ -99,8 +99,8 @@ class Study:
     def text(self) -> str:
         train = self.train
         return (
-            f"{self.clients} clients of equal size, each with a mix of labels from Dirichlet {self.alpha:g}; a ResNet-9 "
-            f"of width {self.width}; "
+            f"{self.clients} clients of equal size, each with a mix of labels from Dirichlet {self.alpha:g}; a "
+            f"ResNet-9 of width {self.width}; "
             f"{self.rounds} rounds of {train.epochs} epochs of SGD with a rate of {train.lr:g}, a momentum of "
             f"{train.momentum:g} and batches of {train.batch_size}, the same for all. “estimated” statistics are those "
             "of all training images for the global weights; “averaged” ones are running averages, which the server "

@@ -85,7 +85,8 @@ class Study:
     backbone: int = 30
     adapted: int = 20
     engine: Simulator = field(
-        default_factory=lambda: Simulator(precision="bf16" if torch.cuda.is_available() else "float32")
+        # Not compiled: presidents have very different numbers of windows, so cohorts have many sizes.
+        default_factory=lambda: Simulator(precision="bf16" if torch.cuda.is_available() else "float32", compile=False)
     )
 
     def data(self) -> tuple[Dataset, Dataset]:
