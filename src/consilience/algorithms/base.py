@@ -54,6 +54,11 @@ class Algorithm(ABC):
         """The name in tables."""
         return type(self).__name__
 
+    @property
+    def personalises(self) -> bool:
+        """Whether clients predict with beliefs of their own, by `personal`."""
+        return type(self).personal is not Algorithm.personal
+
     def adapt(self, task: Task, seed: int) -> Task:
         """The task that this method trains. Append networks here with `task.extend`; draw their weights inside
         `keys.seeded(seed, purpose="networks")`, so that every engine and every site of a run gets the same ones."""

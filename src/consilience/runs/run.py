@@ -123,7 +123,7 @@ class Run:
 
     def personal(self, client: int | str) -> Belief:
         """The belief that one client, given by number or name, predicts with."""
-        own = type(self.algorithm).personal is not Algorithm.personal
+        own = self.algorithm.personalises
         if own and not self.states.known:
             raise TaskError(
                 f"the models of {self.algorithm.name} are at the clients' sites, and only they can use them"

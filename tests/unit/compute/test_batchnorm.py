@@ -269,3 +269,15 @@ def test_several_networks_need_averaged_statistics(method, tmp_path):
         cs.fit(method, cs.Classification(net()), fed, rounds=1, progress=False)
     run = cs.fit(method, cs.Classification(net(), batch_norm="averaged"), fed, rounds=1, test=fed.data, progress=False)
     assert "accuracy" in run.history[-1]["eval"]
+
+
+def test_a_wrapped_method_is_tested_by_the_models_that_it_would_be_tested_by_alone():
+    fed, train = federation(dtype=torch.float32), cs.SGD(lr=0.05)
+    same = {"rounds": 1, "progress": False}
+    averages = cs.fit(cs.Robust(cs.FedAvg(train)), cs.Classification(net()), fed, **same)
+    assert averages.evaluate(fed).point == pytest.approx(averages.evaluate(fed.data).point)
+    private = cs.fit(cs.Private(cs.algorithms.FedBN(train), clip=1e3, noise=0.0), cs.Classification(net()), fed, **same)
+    assert private.algorithm.alone
+    norms = [private.personal(client).mean for client in range(len(fed))]
+    assert not torch.equal(norms[0], norms[1])
+    assert private.evaluate(fed.data).point["nll"] > 0

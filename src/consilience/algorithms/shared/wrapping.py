@@ -30,6 +30,14 @@ class Wrapping(Algorithm):
                 "clients would keep changes that the server never received"
             )
 
+    @property
+    def alone(self) -> bool:  # type: ignore[override]
+        return self.method.alone
+
+    @property
+    def personalises(self) -> bool:
+        return self.method.personalises
+
     def inner(self, server: Any) -> Tree:
         """The state of the method's own server."""
         return server
