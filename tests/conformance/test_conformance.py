@@ -201,7 +201,7 @@ def test_a_swap_takes_a_lost_state_out_and_swapping_back_undoes_it(method):
 
 # Learning
 
-SLOW = ("FedSGD-Momentum", "DP-means")
+SLOW = ("FedSGD-Momentum", "DP-means", "EP-ProbGAN, samples-Momentum")
 
 
 @cases([m for m in [*ALGORITHMS, SWITCH] if not is_gan(m)])

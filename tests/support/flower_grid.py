@@ -371,3 +371,11 @@ def rejected(run):
 def requested(world, round):
     """The training requests of a round, as (site, request)."""
     return [(site, request) for site, request in world.requests if request.round == round]
+
+
+def score(world, rounds=1, **options):
+    """(a run with scores after every round, its evaluation.json)."""
+    run = world.serve(rounds, evaluate_every=1, **options)
+    saved = json.loads((world.out / "evaluation.json").read_text())
+    assert saved["point"]["metrics"] == run.history[-1]["eval"]
+    return run, saved

@@ -69,6 +69,7 @@ class Case:
     cohort: int | None = 5
     rounds: int = 3
     options: tuple[tuple[str, Any], ...] = ()
+    norm: bool = False
 
 
 CASES = {
@@ -81,6 +82,8 @@ CASES = {
     "Ensemble of one client": Case(cs.algorithms.Ensemble(LOCAL), cohort=1, rounds=1),
     "MOON": Case(cs.algorithms.MOON(TRAIN), rounds=2),
     "Switch": Case(cs.Switch(cs.FedAvg(LOCAL), cs.FedEP(cs.inference.Identity(LOCAL)), at=2)),
+    "BatchNorm": Case(cs.FedAvg(TRAIN), rounds=2, norm=True),
+    "FedBN": Case(cs.algorithms.FedBN(TRAIN), rounds=2, norm=True),
     "a sick client": Case(Sick(), cohort=None, rounds=2),
     "nobody well": Case(Sick(sick=tuple(range(7)), since=2), cohort=3, rounds=2),
     "one well, so that a rank has none": Case(Sick(sick=(0, 1, 2, 3, 4, 5)), cohort=None, rounds=2),
@@ -97,15 +100,16 @@ def federation():
     return cs.Federation.from_owner(data, owner[shuffled], names=[f"site {k}" for k in range(len(SIZES))])
 
 
-def task(seed=1):
+def task(seed=1, norm=False):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return cs.Classification(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)))
+        layers = [nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)]
+        return cs.Classification(nn.Sequential(*layers, *[nn.BatchNorm1d(3)] * norm))
 
 
 def learn(case, engine, **options):
     same = dict(rounds=case.rounds, cohort=case.cohort, engine=engine, progress=False, **dict(case.options))
-    return cs.fit(case.algorithm, task(), federation(), test=federation(), **same | options)
+    return cs.fit(case.algorithm, task(norm=case.norm), federation(), test=federation(), **same | options)
 
 
 def everything(run):

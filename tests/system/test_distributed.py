@@ -34,7 +34,7 @@ TORCHRUN = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
 @contextmanager
 def started(*command, **env):
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {
-        "PYTHONPATH": str(HERE.parent),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         **env,

@@ -31,6 +31,7 @@ from support.flower_grid import (
     json_content,
     rejected,
     requested,
+    score,
     unhurried,
     with_states,
 )
@@ -79,13 +80,6 @@ def test_a_switch_of_methods_is_the_simulators_and_sends_new_states(world):
 
 
 # Scores
-
-
-def score(world, rounds=1, **options):
-    run = world.serve(rounds, evaluate_every=1, **options)
-    saved = json.loads((world.out / "evaluation.json").read_text())
-    assert saved["point"]["metrics"] == run.history[-1]["eval"]
-    return run, saved
 
 
 @pytest.mark.parametrize("method", [FEDAVG, cs.FedEP(LAPLACE)], ids=lambda method: method.name)

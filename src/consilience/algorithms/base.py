@@ -44,6 +44,8 @@ class Algorithm(ABC):
     of client ids and passes them all to `fuse`. `task` is the result of `adapt`."""
 
     additive: ClassVar[bool] = True
+    by_gradients: ClassVar[bool] = False
+    """Whether the method is only right for entries of θ that gradients have moved. Running averages are not."""
     alone: ClassVar[bool] = False
     """Whether clients share nothing. Then their own models are tested, not the server's."""
 

@@ -66,6 +66,7 @@ class FedDC(OneModel):
     c_k is a mean gradient only if steps are plain: momentum is refused. h is a velocity that only the proximal term
     damps, as in FedDyn: a small α needs much local training."""
 
+    by_gradients: ClassVar[bool] = True
     ranges: ClassVar[Ranges] = {"alpha": Range(1e-2, 1.0)}
     train: SGD = SGD()
     alpha: Positive = 0.1

@@ -41,6 +41,7 @@ class FedDyn(OneModel):
     mean changes so far, for every α: a velocity that only the proximal term damps, the less the shorter clients train.
     So α → 0 is not FedAvg, and a small α needs much local training."""
 
+    by_gradients: ClassVar[bool] = True
     ranges: ClassVar[Ranges] = {"alpha": Range(1e-2, 1.0)}
     train: Chain = SGD()
     alpha: Positive = 0.1

@@ -56,6 +56,7 @@ class FedLA(Algorithm):
     κ N (Λ / (1 + λ + λ² + …) + prior), with a term for every round so far. κ = 1 is the likelihood itself; networks
     with far more weights than data need a colder one, as in `Laplace`."""
 
+    by_gradients: ClassVar[bool] = True
     ranges: ClassVar[Ranges] = {"strength": Range(0.01, 1.0)}
     train: Chain = SGD()
     strength: Proportion = 0.5

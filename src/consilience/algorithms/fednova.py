@@ -1,6 +1,6 @@
 """FedNova: clients' changes are divided by their numbers of steps (Wang et al., 2020)."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -35,6 +35,7 @@ class FedNova(Averaging):
     them, and may diverge. `reach` limits their sum, and guards count it. The direction and the fixed point stay the
     same. The paper has no limit: inf."""
 
+    by_gradients: ClassVar[bool] = True
     train: SGD = SGD()
     reach: Annotated[float, Field(ge=1)] = 2.0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -61,6 +61,7 @@ class SCAFFOLD(Averaging):
     one more pass over the data, and with any optimiser. The mean over clients is uniform. The paper's η_g is the
     server's lr."""
 
+    by_gradients: ClassVar[bool] = True
     variate: Literal["path", "gradient"] = "path"
 
     def __post_init__(self) -> None:

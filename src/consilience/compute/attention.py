@@ -18,6 +18,14 @@ def linear(run: Pass, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None 
     return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).reshape(*x.shape[:-1], -1)
 
 
+@handles(torch.matmul, Tensor.__matmul__)
+def _matmul(run: Pass, func: Any, a: Tensor, b: Tensor) -> Tensor:
+    """As in `linear`, for the product of a sequence with a matrix of weights."""
+    if a.dim() <= 2 or b.dim() != 2 or not in_cohort(a, b):
+        return torch.matmul(a, b)
+    return torch.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], -1)
+
+
 def _mask(q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
     """What is added to the scores: 0, or −∞ where a query must not see a key."""
     if is_causal:
@@ -42,7 +50,7 @@ def _attend(
     shares = scores.softmax(-1)
     if mask is not None:
         shares = shares.masked_fill((mask == float("-inf")).all(-1, keepdim=True), 0.0)  # a query that sees no key
-    kept = dropped(run, shares, rate) if rate and run.key is not None else shares
+    kept = dropped(run, shares, rate) if rate else shares
     return kept @ v, shares
 
 
@@ -60,15 +68,14 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    rate = dropout_p if run.key is not None else 0.0
-    if not rate and not in_cohort(query, key, value, attn_mask):
+    if not dropout_p and not in_cohort(query, key, value, attn_mask):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = (t.repeat_interleave(times, -3) for t in (key, value))
-    return _attend(run, query, key, value, _mask(query, key, attn_mask, is_causal), rate, scale)[0]
+    return _attend(run, query, key, value, _mask(query, key, attn_mask, is_causal), dropout_p, scale)[0]
 
 
 @handles(F.multi_head_attention_forward)
@@ -119,7 +126,7 @@ def _multi_head(
         k, v = (torch.cat([t, torch.zeros_like(t[:1])]) for t in (k, v))
     mask = _merged(attn_mask, key_padding_mask, q, batch, num_heads, extra=len(k) - len(key))
     q, k, v = (t.reshape(len(t), batch, num_heads, -1).permute(1, 2, 0, 3) for t in (q, k, v))
-    rate = dropout_p if training and run.key is not None else 0.0
+    rate = dropout_p if training else 0.0
     if need_weights or rate or in_cohort(q, k, v, mask):
         out, shares = _attend(run, q, k, v, mask, rate, None)
     else:

@@ -34,8 +34,8 @@ def handles(*functions: Any) -> Callable[[Handler], Handler]:
 class Pass(TorchFunctionMode):
     """One client's pass through a module.
 
-    key: Seeds dropout and other random functions. None in evaluation: dropout is off, and functions that draw in
-        evaluation draw the same numbers each time.
+    key: Seeds dropout and other random functions. None in evaluation: functions that draw then, too, draw the same
+        numbers each time.
     w: Weights [B] of the examples: norms over a batch use its weighted statistics. None: they use the layer's own.
     given: Moments for the norms over a batch, in the order of their calls, in place of the batch's.
     seen: A list that receives the moments of every norm over a batch, in the order of calls.

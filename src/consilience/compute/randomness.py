@@ -32,13 +32,9 @@ def dropped(run: Pass, x: Tensor, rate: float) -> Tensor:
     return x * kept / (1 - rate) if rate < 1 else x * kept
 
 
-def _acts(run: Pass, rate: float, training: bool) -> bool:
-    return training and rate > 0 and run.key is not None
-
-
 @handles(F.dropout, torch.dropout)
 def _dropout(run: Pass, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if not _acts(run, p, training):
+    if not training or p == 0:
         return x
     out = dropped(run, x, p)
     return x.copy_(out) if inplace else out
@@ -47,7 +43,7 @@ def _dropout(run: Pass, func: Any, x: Tensor, p: float = 0.5, training: bool = T
 @handles(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout)
 def _channels(run: Pass, func: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Dropout of whole channels of [B, C, ...]."""
-    if not _acts(run, p, training):
+    if not training or p == 0:
         return x
     factor = dropped(run, x.new_ones(x.shape[:2] + (1,) * (x.dim() - 2)), p)
     return x.mul_(factor) if inplace else x * factor
@@ -56,7 +52,7 @@ def _channels(run: Pass, func: Any, x: Tensor, p: float = 0.5, training: bool = 
 @handles(F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout)
 def _alpha(run: Pass, func: Any, x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
     """Dropout that keeps mean and variance after SELU."""
-    if not _acts(run, p, training):
+    if not training or p == 0:
         return x
     by_channel = func in (F.feature_alpha_dropout, torch.feature_alpha_dropout)
     shape = x.shape[:2] + (1,) * (x.dim() - 2) if by_channel else x.shape
@@ -76,7 +72,7 @@ def _rrelu(
     training: bool = False,
     inplace: bool = False,
 ) -> Tensor:
-    if not training or run.key is None:
+    if not training:
         return F.leaky_relu(x, (lower + upper) / 2)
     slope = lower + (upper - lower) * uniform(run, x.shape, x).to(x.dtype)
     out = torch.where(x >= 0, x, x * slope)

@@ -48,7 +48,7 @@ def _recurrent(run: Pass, func: Any, x: Tensor, hx: Any, *rest: Any) -> Any:
         return func(x, hx, *rest)
     weights, biased, layers, rate, training, bidirectional, batch_first = rest
     start = hx if isinstance(hx, tuple | list) else (hx,)
-    drops = rate > 0 and training and run.key is not None
+    drops = rate > 0 and training
     if not drops and not in_cohort(x, *start, *weights):
         return func(x, hx, weights, biased, layers, 0.0, False, bidirectional, batch_first)
     x = x.transpose(0, 1) if batch_first else x

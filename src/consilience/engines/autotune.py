@@ -21,6 +21,7 @@ from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
 PROBE_STEPS = 3
+SLOW = 0.5  # seconds of a step that is timed once, so that choosing a plan costs less than a round or two
 CHUNK_BYTES = 1 << 30
 WORTH_COMPILING = 120.0  # seconds of planned work on a GPU
 
@@ -110,11 +111,11 @@ class Autotuner:
         message, kept = self.algorithm.message(server, ids), states.gather(ids)
         seconds = []
         with self.trial(plan) as run:
-            for _ in range(4):
-                start = time.perf_counter()
-                run(ids, message, kept, PROBE_STEPS)
-                seconds.append(time.perf_counter() - start)
-        return min(seconds[1:])
+            if (first := _seconds(lambda: run(ids, message, kept, 1))) > SLOW:
+                return first * PROBE_STEPS
+            for _ in range(3):
+                seconds.append(_seconds(lambda: run(ids, message, kept, PROBE_STEPS)))
+        return min(seconds)
 
     def _largest_chunk(self, clients: int) -> int:
         """The largest chunk whose weights, gradients and updates stay within a share of memory."""
@@ -126,12 +127,13 @@ class Autotuner:
         torch.set_num_threads(threads)
         try:
             message, kept = self.algorithm.message(server, ids), states.gather(ids)
-            seconds = []
-            for _ in range(repeats):  # the first warms up
-                start = time.perf_counter()
-                compute(self.algorithm, self.task, message, kept, self.cohort(ids, PROBE_STEPS))
-                seconds.append(time.perf_counter() - start)
-            return min(seconds[1:] or seconds) / len(ids) / PROBE_STEPS
+
+            def run(steps: int) -> float:
+                return _seconds(lambda: compute(self.algorithm, self.task, message, kept, self.cohort(ids, steps)))
+
+            if (first := run(1)) > SLOW or repeats == 1:
+                return first / len(ids)
+            return min(run(PROBE_STEPS) for _ in range(repeats - 1)) / len(ids) / PROBE_STEPS
         finally:
             torch.set_num_threads(self.cores)
 
@@ -162,3 +164,9 @@ class Autotuner:
             compute(self.algorithm, self.task, message, kept, self.cohort(ids, limit))
             torch.accelerator.synchronize()
         return time.perf_counter() - start
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -72,11 +72,15 @@ class Session(ABC):
         """Compute the clients `ids`, and commit the new states of those whose updates were accepted."""
 
     @abstractmethod
-    def statistics(self, theta: Tensor) -> Sums:
-        """The statistics of BatchNorm layers over all clients' examples, for the weights θ [P]."""
+    def statistics(self, theta: Tensor) -> Sums | None:
+        """The statistics of BatchNorm layers over all clients' examples, for the weights θ [P]; None if no client can
+        be asked."""
 
-    def evaluate(self, algorithm: Algorithm, server: Tree) -> Evaluation | None:
-        """The scores of the server's belief on data that clients hold out."""
+    def evaluate(
+        self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
+    ) -> Evaluation | None:
+        """The scores on data that clients hold out: of the server's belief, with these statistics of BatchNorm layers,
+        or of the clients' own beliefs where they learn `alone`."""
         return None
 
 

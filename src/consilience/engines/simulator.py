@@ -174,7 +174,7 @@ class Simulation(Session):
         shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
         return RoundResult(_by_id(share, self._algorithm.additive), server, shared * len(ids) + own)
 
-    def statistics(self, theta: Tensor) -> Sums:
+    def statistics(self, theta: Tensor) -> Sums | None:
         def ask(total: Sums | None) -> Iterator[Sums]:
             for client in range(len(self.federation)):
                 yield client_sums(self.task, theta, self._cohort(torch.tensor([client]), 1), total)

@@ -25,6 +25,9 @@ WRITERS = 4  # threads that write files of states
 class States(ABC):
     """The states of all clients, kept on `device`. A client that never took part has the state `fresh(ids)`."""
 
+    known = True
+    """Whether they are here; else only the clients have them."""
+
     def __init__(self, fresh: Fresh, device: torch.device | str = "cpu") -> None:
         self._fresh, self.device = fresh, torch.device(device)
 

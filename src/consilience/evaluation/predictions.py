@@ -34,6 +34,17 @@ def batch_rows(x: Tree, dtype: torch.dtype, batch_size: int | None = None) -> in
     return max(1, min(MOST_ROWS, MOST_BYTES // max(1, example_bytes(x, dtype))))
 
 
+def networks_of(task: Task, belief: Belief, samples: int, *, seed: int = 0) -> Mixture:
+    """The networks that a belief predicts with: an ensemble itself, `samples` draws of a posterior, or the mean.
+
+    Running averages of BatchNorm layers describe inputs and are not uncertain weights. Every draw has those of the
+    mean: noise could make a variance nearly 0, and the layer would divide by it."""
+    found, running = draws(belief, samples, seed=seed), task.running
+    if running is None or not isinstance(belief, Gaussian):
+        return found
+    return Mixture(torch.where(running > 0, belief.mean, found.theta), found.weights)
+
+
 def predict(
     task: Task, belief: Belief, data: Dataset, index: Tensor, *, samples: int = 0, batch_size: int | None = None
 ) -> Tensor:
@@ -55,7 +66,7 @@ def predict_batches(
     task: Task, belief: Belief, data: Dataset, index: Tensor, *, samples: int = 0, batch_size: int | None = None
 ) -> Iterator[tuple[Tensor, Any, Tensor | None]]:
     """(rows, predictive means, their variance over networks where scores need it), batch by batch."""
-    networks, spreads = draws(belief, samples), isinstance(task, Supervised) and task.likelihood.spreads
+    networks, spreads = networks_of(task, belief, samples), isinstance(task, Supervised) and task.likelihood.spreads
     size = batch_rows(data.x, task.dtype, _rows(task, networks, data, index, batch_size))
     for rows, x in zip(torch.split(index, size), input_batches(task, data, index, size), strict=True):
         made = predict_each(task, networks, x)
@@ -90,7 +101,7 @@ def predict_inputs(
 ) -> Tensor:
     """The predictive mean for inputs x, a tree like `Dataset.x`: averaged over `samples` draws of a Gaussian posterior,
     or over an ensemble. With `point`, the prediction of the mean weights."""
-    networks = Mixture.of(belief.mean.unsqueeze(0)) if point else draws(belief, samples, seed=seed)
+    networks = Mixture.of(belief.mean.unsqueeze(0)) if point else networks_of(task, belief, samples, seed=seed)
     _must_average(task, networks)
     x = to_tree(x, "")
     (first, size), *others = ((name, len(part)) for name, part in entries(x))

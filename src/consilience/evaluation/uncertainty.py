@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.core.beliefs import Belief, draws
+from consilience.core.beliefs import Belief
 from consilience.core.errors import TaskError
 from consilience.data.dataset import Dataset
-from consilience.evaluation.predictions import input_batches, predict_each, variance_over
+from consilience.evaluation.predictions import input_batches, networks_of, predict_each, variance_over
 from consilience.metrics import auroc, entropy
 from consilience.tasks import Supervised, Task
 
@@ -39,7 +39,7 @@ def uncertainty(
     Labels are not used. With a single network the mutual information is zero. `batch_size` is the number of
     examples that are predicted at once, by default at most 1000 with at most 64 MiB of inputs."""
     check_unlabelled(task, data, numbers=True)
-    networks, likelihood = draws(belief, samples), task.likelihood
+    networks, likelihood = networks_of(task, belief, samples), task.likelihood
     share = networks.weights.double().mean(1, keepdim=True)
     share = share / share.sum()
     total, expected, deviations = [], [], []

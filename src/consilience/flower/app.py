@@ -9,7 +9,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from consilience.algorithms.switch import Method
+from consilience.algorithms.switch import Method, phases
 from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.data.dataset import Data, Dataset
 from consilience.flower.client import FlowerClient, fingerprint
@@ -25,7 +25,7 @@ from consilience.flower.messages import (
     encode,
 )
 from consilience.flower.registry import Registry
-from consilience.flower.session import Flower
+from consilience.flower.session import Flower, follows
 from consilience.report import write_report
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.fit import fit
@@ -115,6 +115,12 @@ def serve(
     """Run a federation of real sites: `fit`, with the sites as clients. A run in the directory `out` is resumed with
     the sites with which it began. Without `test` data at the server, sites score the model on their held-out
     examples."""
+    for phase in phases(method):
+        if test is not None and phase.algorithm.alone and not follows(phase.algorithm):
+            raise ConfigError(
+                f"every site of {phase.algorithm.name} has a model of its own, which the server does not know: leave "
+                "test out, and let the sites hold examples out"
+            )
     place = Path(out)
     coordinator = Coordinator(grid, participation, fingerprint(method, task))
     registry = Registry.read(place)

@@ -12,7 +12,7 @@ import torch
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
-from consilience.core import ConfigError, ConsilienceError, DataError, Point, Tree, pack, to, unpack
+from consilience.core import Belief, ConfigError, ConsilienceError, DataError, Point, Tree, pack, rows, to, unpack
 from consilience.data import Cohort, Data, Dataset, Federation
 from consilience.data.ragged import Ragged
 from consilience.data.trees import Entry, map_entries
@@ -155,10 +155,11 @@ class FlowerClient:
         _, test = self._data
         if test is None:
             raise ConsilienceError("it holds no examples out")
-        task = self._prepared(phases(self.method)[-1].algorithm, request)
+        algorithm = phases(self.method)[-1].algorithm
+        task = self._prepared(algorithm, request)
         if "statistics" in records:
             task = with_sums(task, to(unpack(records["statistics"]), self.device))
-        belief = to(unpack(records["belief"]), self.device)
+        belief = self._belief(algorithm, request, records)
         found = evaluate(task, belief, test.to(self.device), samples=request.samples)
         return EvaluateReply(
             examples=len(test),
@@ -167,6 +168,21 @@ class FlowerClient:
             reliability=None if found.reliability is None else Bins(**found.reliability),
             marginal_reliability=None if found.marginal_reliability is None else Bins(**found.marginal_reliability),
         )
+
+    def _belief(self, algorithm: Algorithm, request: EvaluateRequest, records: dict[str, bytes]) -> Belief:
+        """The server's belief or, where clients learn alone, that of this site's state."""
+        if "belief" in records:
+            found: Belief = to(unpack(records["belief"]), self.device)
+            return found
+        if request.base == NO_STATE:
+            state = unpack(records["state"])
+        else:
+            stored = ClientStorage(self.folder, request.experiment, self.name).read(request.base)
+            if stored is None:
+                raise ConsilienceError("the state that it predicts with is not on its disk")
+            state = stored[0].state
+        server, own = to((unpack(records["server"]), rows(state, 0)), self.device)
+        return algorithm.personal(server, own)
 
     def statistics(self, request: StatisticsRequest, records: dict[str, bytes]) -> bytes:
         """The packed sums of BatchNorm layers over this site's training examples, for the server's weights."""

@@ -100,12 +100,16 @@ class TrainReply(Payload):
 
 
 class EvaluateRequest(Payload):
-    """Asks a site to score the belief in this message on its held-out examples, with `samples` draws."""
+    """Asks a site to score the belief in this message on its held-out examples, with `samples` draws. Where clients
+    learn alone, the message has the server's state, and the site scores the belief of its own state: `base` of the
+    `experiment`, or the state in this request if `base` is `NO_STATE`."""
 
     fingerprint: str
     seed: int
     precision: str
     samples: PositiveInt
+    experiment: str = Field(default="", pattern=r"^([0-9a-f]{16})?$")
+    base: Token = NO_STATE
 
 
 class StatisticsRequest(Payload):

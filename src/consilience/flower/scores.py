@@ -2,16 +2,18 @@
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
-from consilience.core import Belief, RecordError, pack
+from flwr.app import RecordDict
+
+from consilience.core import RecordError
 from consilience.evaluation.scores import Evaluation
 from consilience.flower.coordinator import Coordinator
-from consilience.flower.messages import Bins, EvaluateReply, EvaluateRequest, decode, encode
+from consilience.flower.messages import Bins, EvaluateReply, decode
 from consilience.metrics.calibration import Reliability
-from consilience.tasks.statistics import Sums
 
 log = logging.getLogger("consilience")
 
@@ -19,25 +21,21 @@ log = logging.getLogger("consilience")
 def evaluate_at_sites(
     coordinator: Coordinator,
     names: tuple[str, ...],
-    belief: Belief,
-    request: EvaluateRequest,
+    content: Callable[[str], RecordDict],
     template: Evaluation,
-    statistics: Sums | None = None,
 ) -> Evaluation | None:
-    """The pooled scores of all online sites that hold examples out; None if there are none. `template` is an evaluation
-    of the same belief, which shows the scores that sites must send. `statistics` are those of BatchNorm layers."""
-    further = {} if statistics is None else {"statistics": pack(statistics)}
-    content = encode(request, belief=pack(belief), **further)
+    """The pooled scores of all online sites that hold examples out; None if there are none. `content(name)` is the
+    request to a site. `template` is an evaluation of such a belief, which shows the scores that sites must send."""
     infos = {name: coordinator.online[name][1] for name in coordinator.available(names)}
     held_out = {name: info.held_out for name, info in infos.items() if info.held_out}
-    requests = dict.fromkeys(held_out, content)
+    requests = {name: content(name) for name in held_out}
     replies: dict[str, EvaluateReply] = {}
     for name, reply in coordinator.ask("evaluate", requests, coordinator.participation.timeout):
         try:
             replies[name] = check_scores(decode(reply, EvaluateReply)[0], template, held_out[name])
         except RecordError as error:
             log.warning("the scores of %r are rejected: %s", name, error)
-    return pool_scores({name: replies[name] for name in sorted(replies)}, type(belief).__name__)
+    return pool_scores({name: replies[name] for name in sorted(replies)}, template.belief)
 
 
 def check_scores(reply: EvaluateReply, template: Evaluation, held_out: int) -> EvaluateReply:

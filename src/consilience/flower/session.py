@@ -9,23 +9,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from flwr.app import RecordDict
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
-from consilience.core import ConfigError, ConsilienceError, Tree, keys, rows, to
+from consilience.core import ConfigError, ConsilienceError, Tree, keys, pack, rows, to
 from consilience.core.files import CHECKPOINTS
 from consilience.data import Federation, Info
 from consilience.engines import ALONE, PRECISIONS, Alone, Plan, Ranks, RoundResult, Session, States
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange, Template
-from consilience.flower.messages import EvaluateRequest, StatisticsRequest
+from consilience.flower.messages import NO_STATE, EvaluateRequest, StatisticsRequest, encode
 from consilience.flower.registry import Registry
 from consilience.flower.scores import evaluate_at_sites
 from consilience.flower.states import RemoteStates
 from consilience.flower.statistics import sums_of_sites
-from consilience.tasks.statistics import Sums, estimate, needs_statistics, with_sums
+from consilience.tasks.statistics import Sums, estimate, with_sums
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
@@ -88,6 +89,11 @@ class _Alone(Alone):
         return "Flower"
 
 
+def follows(algorithm: Algorithm) -> bool:
+    """Whether clients' states follow from their updates, so that the server knows them."""
+    return type(algorithm).follow is not Algorithm.follow
+
+
 class FlowerSession(Session):
     """The rounds of one algorithm. Each request names the state to start from, so a site needs no other
     acknowledgement of its last update, and a lost message cannot make the server and the sites disagree."""
@@ -109,7 +115,7 @@ class FlowerSession(Session):
         pass
 
     def keep(self, states: States) -> States:
-        return RemoteStates(states, len(self.federation), self._saved_tokens)
+        return RemoteStates(states, len(self.federation), self._saved_tokens, follows(self._algorithm))
 
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
         """Compute the template of an update. Each site plans its own computation."""
@@ -169,26 +175,45 @@ class FlowerSession(Session):
         self._lost.clear()
         return server
 
-    def evaluate(self, algorithm: Algorithm, server: Tree) -> Evaluation | None:
+    def evaluate(
+        self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
+    ) -> Evaluation | None:
         if algorithm.network(self.task, server) is not self.task:
             log.warning("sites cannot score %s: its final network is not the clients' network", algorithm.name)
             return None
-        belief, task, statistics = algorithm.posterior(server), self.task, None
-        if needs_statistics(task):
-            statistics = self.statistics(belief.mean)
-            task = with_sums(task, statistics)
+        if algorithm.alone and statistics is not None:
+            log.warning(
+                "sites cannot score %s: their models differ, and statistics of BatchNorm layers are estimated for one; "
+                "make the task with batch_norm='averaged'",
+                algorithm.name,
+            )
+            return None
+        task = self.task if statistics is None else with_sums(self.task, statistics)
+        belief, names = algorithm.posterior(server), self.federation.names or ()
         request = EvaluateRequest(
             fingerprint=self._coordinator.fingerprint,
             seed=self._seed,
             precision=self._exchange.precision,
             samples=SAMPLES,
+            experiment=self._exchange.registry.experiment,
         )
-        template = evaluate(task, belief, self.federation.data, samples=1)
-        names = self.federation.names or ()
-        return evaluate_at_sites(self._coordinator, names, belief, request, template, statistics)
+        assert isinstance(states, RemoteStates)
+        whole = pack(server) if algorithm.alone else pack(belief)
+        further = {} if statistics is None else {"statistics": pack(statistics)}
 
-    def statistics(self, theta: Tensor) -> Sums:
-        """The sums of all sites that are online, in several passes."""
+        def content(name: str) -> RecordDict:
+            if not algorithm.alone:
+                return encode(request, belief=whole, **further)
+            client = names.index(name)
+            base = states.token(client)
+            own = {"state": pack(states.gather(torch.tensor([client])))} if base == NO_STATE else {}
+            return encode(request.model_copy(update={"base": base}), server=whole, **own, **further)
+
+        template = evaluate(task, belief, self.federation.data, samples=1)
+        return evaluate_at_sites(self._coordinator, names, content, template)
+
+    def statistics(self, theta: Tensor) -> Sums | None:
+        """The sums of all sites that are online, in several passes; None if no site sends valid ones."""
         request = StatisticsRequest(
             fingerprint=self._coordinator.fingerprint, seed=self._seed, precision=self._exchange.precision
         )

@@ -14,11 +14,11 @@ class RemoteStates(States):
     """States on the clients' disks. The server knows the token of each client's state. For methods whose states follow
     from the updates it also has a copy of the states in `mirror`; for others, `gather` returns fresh states.
 
-    `saved` are the tokens in the checkpoints on the server's disk."""
+    `saved` are the tokens in the checkpoints on the server's disk. `known` says whether states follow from updates."""
 
-    def __init__(self, mirror: States, clients: int, saved: deque[Tensor]) -> None:
+    def __init__(self, mirror: States, clients: int, saved: deque[Tensor], known: bool = True) -> None:
         super().__init__(mirror.gather, mirror.device)
-        self._mirror, self._saved = mirror, saved
+        self._mirror, self._saved, self.known = mirror, saved, known
         self.tokens = torch.zeros(clients, 2, dtype=torch.int64)
 
     def token(self, client: int) -> Token:

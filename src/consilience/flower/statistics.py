@@ -6,8 +6,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from consilience.core import ConsilienceError, Point, RecordError, pack, to, unpack
+from consilience.core import Point, RecordError, pack, to, tree_map, unpack
 from consilience.data import Cohort, Federation
+from consilience.data.ragged import Ragged
+from consilience.data.trees import entries
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import STATISTICS, StatisticsReply, StatisticsRequest, decode, encode
 from consilience.tasks.statistics import Sums, client_sums
@@ -24,21 +26,26 @@ def sums_of_sites(
     request: StatisticsRequest,
     total: Sums | None,
 ) -> Iterator[Sums]:
-    """The sums of every online site, in the order of their names; an error if no site sends valid ones."""
-    template = _template(task, theta, federation)
+    """The valid sums of every online site, in the order of their names. A site that counts for fewer examples than it
+    has, because of `max_examples`, counts for as many here."""
+    template, names = _template(task, theta, federation), federation.names or ()
+    fixed = not any(isinstance(part, Ragged) for _, part in entries(federation.data.x))
     further = {} if total is None else {"total": pack(to(total, "cpu"))}
     content = encode(request, weights=pack(Point(theta.cpu())), **further)
-    names, valid = coordinator.available(federation.names or ()), {}
+    claimed = {name: coordinator.online[name][1].examples for name in coordinator.available(names)}
+    valid: dict[str, Sums] = {}
     for name, reply in coordinator.ask(
-        f"query.{STATISTICS}", dict.fromkeys(names, content), coordinator.participation.timeout
+        f"query.{STATISTICS}", dict.fromkeys(claimed, content), coordinator.participation.timeout
     ):
-        examples = coordinator.online[name][1].examples if name in coordinator.online else 0
         try:
-            valid[name] = check_sums(decode(reply, StatisticsReply)[1].get("sums", b""), template, examples)
+            sums = check_sums(decode(reply, StatisticsReply)[1].get("sums", b""), template, claimed[name], fixed)
         except RecordError as error:
             log.warning("the statistics of %r are rejected: %s", name, error)
+            continue
+        share = min(1.0, int(federation.sizes[names.index(name)]) / claimed[name])
+        valid[name] = tree_map(lambda leaf, share=share: leaf * share, sums)
     if not valid:
-        raise ConsilienceError("no site sent the statistics of BatchNorm layers, and the model cannot be scored")
+        log.warning("no site sent the statistics of BatchNorm layers, so the model cannot be scored")
     for name in sorted(valid):
         yield to(valid[name], task.device)
 
@@ -51,13 +58,14 @@ def _template(task: Task, theta: Tensor, federation: Federation) -> Sums:
     return found
 
 
-def check_sums(data: bytes, template: Sums, examples: int) -> Sums:
+def check_sums(data: bytes, template: Sums, examples: int, fixed: bool = True) -> Sums:
     """The sums, if they have the shapes of `template`, are finite, count at most `examples` examples and have no
-    negative variance; else a RecordError."""
+    negative variance; else a RecordError. Unless examples have a `fixed` size, their entries are not known."""
     sums: Sums = unpack(data, like=template)
     if not all(bool(part.isfinite().all()) for part in (sums.count, sums.first, sums.second)):
         raise RecordError("its sums are not finite")
-    if not bool(((sums.count > 0) & (sums.count <= template.count * examples * (1 + 1e-6))).all()):
+    most = template.count * examples * (1 + 1e-6) if fixed else float("inf")
+    if not bool(((sums.count > 0) & (sums.count <= most)).all()):
         raise RecordError(f"its sums do not count the entries of its {examples} examples")
     if not bool((sums.second * sums.count >= sums.first.square() * (1 - 1e-6) - 1e-6).all()):
         raise RecordError("its sums have a negative variance")

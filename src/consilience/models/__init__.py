@@ -1,4 +1,4 @@
-"""Networks without BatchNorm, sized by the shape of the data."""
+"""Networks sized by the shape of the data."""
 
 from consilience.compute.layers import freeze_batchnorm, replace_batchnorm
 from consilience.models.gan import (

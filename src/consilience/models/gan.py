@@ -1,4 +1,4 @@
-"""Generators and discriminators for GANs, with LayerNorm and GroupNorm: BatchNorm's statistics do not federate.
+"""Generators and discriminators for GANs, with LayerNorm and GroupNorm, as GANs take no BatchNorm here.
 
 The first child of a generator and the last child of a discriminator are linear. Several posterior samples share all
 other layers.

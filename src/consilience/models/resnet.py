@@ -1,39 +1,51 @@
-"""ResNets for small images, with GroupNorm: BatchNorm's statistics do not federate."""
+"""ResNets for small images, with GroupNorm or BatchNorm."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
 from consilience.core.errors import ConfigError
 from consilience.models.gan import need_images
 
+Norm = Literal["group", "batch"]
+
+
+def _norm(norm: Norm, groups: int, channels: int) -> nn.Module:
+    if norm not in ("group", "batch"):
+        raise ConfigError(f"norm is 'group' or 'batch', got {norm!r}")
+    return nn.GroupNorm(groups, channels) if norm == "group" else nn.BatchNorm2d(channels)
+
 
 class Block(nn.Module):
     """Two 3×3 convolutions with a skip connection (He et al., 2016)."""
 
-    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, groups: int, norm: Norm) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.GroupNorm(groups, after), nn.ReLU(),
-            nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.GroupNorm(groups, after),
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), _norm(norm, groups, after), nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False), _norm(norm, groups, after),
         )  # fmt: skip
         self.relu = nn.ReLU()
         self.skip: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.skip = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
+            self.skip = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), _norm(norm, groups, after))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.relu(self.layers(x) + self.skip(x))  # type: ignore[no-any-return]
 
 
-def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
-    """ResNet-18 with a 3×3 stem and no first pooling, for images of about 24 to 64 pixels."""
+def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2, norm: Norm = "group") -> nn.Module:
+    """ResNet-18 with a 3×3 stem and no first pooling, for images of about 24 to 64 pixels. `norm` is GroupNorm of
+    `groups`, or BatchNorm."""
     need_images("resnet18", inputs)
-    layers: list[nn.Module] = [nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False), nn.GroupNorm(groups, width), nn.ReLU()]
+    stem = nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False)
+    layers: list[nn.Module] = [stem, _norm(norm, groups, width), nn.ReLU()]
     before = width
     for stage in range(4):
         after = width * 2**stage
-        layers += [Block(before, after, 1 if stage == 0 else 2, groups), Block(after, after, 1, groups)]
+        first = Block(before, after, 1 if stage == 0 else 2, groups, norm)
+        layers += [first, Block(after, after, 1, groups, norm)]
         before = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
 
@@ -49,19 +61,18 @@ class Residual(nn.Module):
         return x + self.layers(x)  # type: ignore[no-any-return]
 
 
-def resnet9(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
+def resnet9(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2, norm: Norm = "group") -> nn.Module:
     """ResNet-9 for images of 32 to 96 pixels: the small, fast residual network of DAWNBench (Page, 2018).
 
     Eight 3×3 convolutions of `width` to 8 · `width` channels, three poolings, two skip connections, one linear layer.
-    In place of the original's BatchNorm, whose statistics do not federate, it has GroupNorm, as `resnet18`. The last
-    pooling takes the maximum over the whole image, which at 32 pixels is the original's 4×4. The linear layer has a
-    bias instead of a fixed factor of 1/8."""
+    `norm` is GroupNorm of `groups`, or BatchNorm as in the original. The last pooling takes the maximum over the whole
+    image, which at 32 pixels is the original's 4×4. The linear layer has a bias instead of a fixed factor of 1/8."""
     need_images("resnet9", inputs)
     if min(inputs[1:]) < 8:
         raise ConfigError(f"images of {inputs[1]}×{inputs[2]} are too small for resnet9: it needs 8×8 or more")
 
     def conv(before: int, after: int) -> list[nn.Module]:
-        return [nn.Conv2d(before, after, 3, 1, 1, bias=False), nn.GroupNorm(groups, after), nn.ReLU()]
+        return [nn.Conv2d(before, after, 3, 1, 1, bias=False), _norm(norm, groups, after), nn.ReLU()]
 
     return nn.Sequential(
         *conv(inputs[0], width), *conv(width, 2 * width), nn.MaxPool2d(2),

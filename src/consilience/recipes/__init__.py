@@ -1,6 +1,7 @@
 """Named experiments: `consilience reproduce NAME`."""
 
 from consilience.recipes import (
+    batchnorm,
     dp,
     epgan,
     epgan_toy,
@@ -24,9 +25,9 @@ from consilience.recipes.base import Options, Recipe
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        hospitals.RECIPE, dp.RECIPE, fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE,
-        fedep_stackoverflow.RECIPE, *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES, fednp_moments.RECIPE,
-        fednp_toy.RECIPE, *pfnm.RECIPES, *pfnm_more.RECIPES, *sa.RECIPES, sa_ode.RECIPE,
+        hospitals.RECIPE, dp.RECIPE, batchnorm.RECIPE, fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE,
+        fedep_linear.RECIPE, fedep_stackoverflow.RECIPE, *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES,
+        fednp_moments.RECIPE, fednp_toy.RECIPE, *pfnm.RECIPES, *pfnm_more.RECIPES, *sa.RECIPES, sa_ode.RECIPE,
         *sotu.RECIPES,
     )
 }  # fmt: skip

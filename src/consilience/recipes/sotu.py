@@ -73,19 +73,20 @@ class Study:
     `scale` is the precision that a window adds to FedEP's posterior; `pooled` trains the network before adapters."""
 
     length: int = 128
-    width: int = 256
-    depth: int = 6
-    heads: int = 8
+    width: int = 192
+    depth: int = 4
+    heads: int = 6
     rank: int = 8
     windows: int | None = None
     train: Adam = field(default_factory=lambda: Adam(lr=1e-3, batch_size=32, longest=20))
     pooled: Adam = field(default_factory=lambda: Adam(lr=1e-3, batch_size=256, longest=50))
     scale: float = 0.5
-    rounds: int = 60
-    backbone: int = 40
+    rounds: int = 40
+    backbone: int = 30
     adapted: int = 20
     engine: Simulator = field(
-        default_factory=lambda: Simulator(precision="bf16" if torch.cuda.is_available() else "float32")
+        # Not compiled: presidents have very different numbers of windows, so cohorts have many sizes.
+        default_factory=lambda: Simulator(precision="bf16" if torch.cuda.is_available() else "float32", compile=False)
     )
 
     def data(self) -> tuple[Dataset, Dataset]:

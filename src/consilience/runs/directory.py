@@ -27,7 +27,8 @@ from consilience.runs.rows import Sheet
 
 log = logging.getLogger("consilience")
 POSTERIOR = "posterior.safetensors"
-FILES = ("config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", POSTERIOR, "report.html")
+STATISTICS = "statistics.safetensors"  # of BatchNorm layers, for the posterior's mean after the last round
+FILES = ("config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", POSTERIOR, "report.html", STATISTICS)
 """All files of a run beside run.json and the checkpoints."""
 
 

@@ -43,11 +43,14 @@ class Evaluator:
         return found
 
     def _scores(self, number: int) -> Evaluation | None:
-        find_statistics(self.session, self.run)
-        if self.run.test is None:
-            return self.session.evaluate(self.run.algorithm, self.run.server)
+        run = self.run
+        find_statistics(self.session, run)
+        if not can_predict(run):
+            return None
+        if run.test is None:
+            return self.session.evaluate(run.algorithm, run.server, run.states, run.statistics)
         outside = self.settings.outside if number == self.settings.rounds else None
-        return self.run.evaluate(self.run.test, outside=outside, batch_size=self.settings.eval_batch_size)
+        return run.evaluate(run.test, outside=outside, batch_size=self.settings.eval_batch_size)
 
     def _all_states(self) -> Iterator[Tree]:
         """All client states, in groups that fit on the device."""
@@ -61,6 +64,11 @@ def find_statistics(session: Session, run: Run) -> None:
     are not known."""
     if run.statistics is None and needs_statistics(run.task):
         run.statistics = session.statistics(run.posterior.mean)
+
+
+def can_predict(run: Run) -> bool:
+    """Whether the statistics of BatchNorm layers are known, where they are estimated."""
+    return run.statistics is not None or not needs_statistics(run.task)
 
 
 def final_evaluation(run: Run) -> dict[str, Any] | None:

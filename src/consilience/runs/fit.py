@@ -22,6 +22,7 @@ from consilience.runs.loop import Loop
 from consilience.runs.run import Callback, Run, federation_facts
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import find_start, must_agree
+from consilience.server.optimizers import Momentum
 from consilience.tasks.task import Task
 
 
@@ -112,12 +113,26 @@ def _stages(method: Method, task: Task, federation: Federation, rounds: int, see
         )
         for p in phases(method)
     ]
+    for stage in stages:
+        _check_averages(stage)
     if len({(stage.task.size, id(stage.federation)) for stage in stages}) > 1:
         names = " and ".join(stage.algorithm.name for stage in stages)
         raise ConfigError(
             f"{names} do not learn the same weights from the same clients: one cannot continue from the other"
         )
     return stages
+
+
+def _check_averages(stage: Stage) -> None:
+    """Refuse running averages of BatchNorm where the server does more to the entries of θ than to average them."""
+    method = getattr(stage.algorithm, "method", stage.algorithm)
+    server = getattr(method, "server", None)
+    plain = server is None or (isinstance(server, Momentum) and not server.momentum and server.lr <= 1)
+    if stage.task.running is not None and (method.by_gradients or not plain):
+        raise ConfigError(
+            f"{stage.algorithm.name} moves all entries of the model as gradients would, and running averages of "
+            "BatchNorm must be averaged: make the task with batch_norm='estimated', or use replace_batchnorm(model)"
+        )
 
 
 def _facts(method: Method, stages: list[Stage], settings: Settings, precision: str) -> dict[str, Any]:

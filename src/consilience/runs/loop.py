@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 import zlib
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,17 +11,19 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError
+from consilience.core.beliefs import Mixture
+from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError, TaskError
 from consilience.core.files import write_atomically
 from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
 from consilience.engines import Opener, Plan, Ranks, Session, place_states
-from consilience.runs.directory import RunDirectory, Saved
-from consilience.runs.evaluating import final_evaluation, find_statistics
+from consilience.runs.directory import STATISTICS, RunDirectory, Saved
+from consilience.runs.evaluating import can_predict, final_evaluation, find_statistics
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import Plans, Start
+from consilience.tasks.statistics import needs_statistics
 
 log = logging.getLogger("consilience")
 
@@ -48,10 +51,13 @@ class Loop:
                 continue
             with self._open(stage, done, plans[number]) as session:
                 run, info = self._enter(session, stage.algorithm, run, saved, start.history)
+                _must_suit(run)
                 if done < stage.last:
+                    begun = time.perf_counter()
                     plans[number] = self._settle(session, run, done + 1)
                     self._note(run, plans)
-                    Rounds(settings, session, run, self.ranks, self.directory, info).go(done + 1, stage.last)
+                    setup = time.perf_counter() - begun
+                    Rounds(settings, session, run, self.ranks, self.directory, info, setup).go(done + 1, stage.last)
                 if stage.last >= settings.rounds:
                     find_statistics(session, run)
             _must_have_learned(run, since=stages[number - 1].last if number else 0)
@@ -134,10 +140,22 @@ class Loop:
         if self.directory is None:
             return
         self.directory.write_sheet()  # also of a run that had nothing left to do
-        if run.latest is None and run.test is not None:
+        if run.statistics is not None:
+            statistics = pack(to(run.statistics, "cpu"), round=str(len(run.history)))
+            write_atomically(self.directory.path / STATISTICS, statistics)
+        if run.latest is None and run.test is not None and can_predict(run):
             run.latest = run.evaluate(run.test, outside=self.settings.outside)
         if (found := final_evaluation(run)) is not None:
             write_atomically(self.directory.path / "evaluation.json", json.dumps(found, indent=1))
+
+
+def _must_suit(run: Run) -> None:
+    """Refuse BatchNorm layers whose statistics are estimated, if the posterior is several networks."""
+    if needs_statistics(run.task) and isinstance(run.posterior, Mixture):
+        raise TaskError(
+            f"{run.algorithm.name} predicts with several networks, and statistics of BatchNorm layers are estimated "
+            "for one: make the task with batch_norm='averaged'"
+        )
 
 
 def _continued(before: Run, algorithm: Algorithm, initial: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ def round_clients(settings: Settings, session: Session, number: int) -> Tensor:
 class Rounds:
     """Runs the rounds of a stage: the server and the history of `run` change round by round.
 
-    `info` is the start of a later stage, which a checkpoint must hold. Only the rank that leads has a `directory`."""
+    `info` is the start of a later stage, which a checkpoint must hold. Only the rank that leads has a `directory`.
+    `setup` are the seconds before the first round, in which a plan was chosen; they count in that round's."""
 
     settings: Settings
     session: Session
@@ -41,6 +42,7 @@ class Rounds:
     ranks: Ranks
     directory: RunDirectory | None
     info: Info | None
+    setup: float
 
     def go(self, first: int, last: int) -> None:
         """The rounds `first` to `last`, each with its metrics, callbacks and, when due, checkpoint."""
@@ -51,7 +53,7 @@ class Rounds:
             Bar(self.run.algorithm.name, settings.rounds, settings.progress and ranks.leads, first - 1) as bar,
         ):
             for number in range(first, last + 1):
-                line = self._round(number)
+                line = self._round(number, self.setup if number == first else 0.0)
                 bar.update(line)
                 if settings.callbacks:
                     ranks.led(partial(self._call_back, line))
@@ -69,7 +71,7 @@ class Rounds:
         for callback in self.settings.callbacks:
             callback(self.run, line)
 
-    def _round(self, number: int) -> dict[str, Any]:
+    def _round(self, number: int, setup: float) -> dict[str, Any]:
         start, run = time.perf_counter(), self.run
         ids = round_clients(self.settings, self.session, number)
         run.statistics = None
@@ -77,7 +79,7 @@ class Rounds:
         run.server = result.server
         share = self._fused(result.share, number) if result.share.accepted else self._blamed(result.share)
         warn_of_rejected(number, share, run)
-        line = metrics_line(number, share, result.bytes_down, time.perf_counter() - start, run)
+        line = metrics_line(number, share, result.bytes_down, setup + time.perf_counter() - start, run)
         evaluator = Evaluator(self.settings, self.session, run)
         if self.settings.debug or evaluator.is_due(number):
             line |= self.ranks.led(partial(evaluator, number))

@@ -123,7 +123,12 @@ class Run:
 
     def personal(self, client: int | str) -> Belief:
         """The belief that one client, given by number or name, predicts with."""
-        if type(self.algorithm).personal is not Algorithm.personal and needs_statistics(self.task):
+        own = type(self.algorithm).personal is not Algorithm.personal
+        if own and not self.states.known:
+            raise TaskError(
+                f"the models of {self.algorithm.name} are at the clients' sites, and only they can use them"
+            )
+        if own and needs_statistics(self.task):
             raise TaskError(
                 f"every client of {self.algorithm.name} has weights of its own, and the statistics of BatchNorm layers "
                 "are estimated for the global ones: make the task with batch_norm='averaged'"

@@ -14,14 +14,16 @@ from torch import Tensor
 from consilience.core import Belief, Mixture, text, unpack
 from consilience.core.display import summary, summary_table
 from consilience.core.errors import CheckpointError, ConsilienceError, RecordError, TaskError
+from consilience.core.records import notes
 from consilience.core.text import plural
 from consilience.data import Dataset, Federation
 from consilience.data.dataset import Source
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.metrics import Directions, Metrics, Reliability
-from consilience.runs.directory import POSTERIOR, RunDirectory
+from consilience.runs.directory import POSTERIOR, STATISTICS, RunDirectory
 from consilience.runs.rows import flat, frame
+from consilience.tasks.statistics import needs_statistics, with_sums
 from consilience.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -206,7 +208,15 @@ class StoredRun:
         extended = weights == learned.get("parameters") and str(task.module) == learned.get("module")
         if task.size != weights and not extended:
             raise TaskError(f"the stored posterior has {weights:,} weights, but the task has {task.size:,}")
-        return task.prepare(dtype=theta.dtype)
+        return self._with_statistics(task.prepare(dtype=theta.dtype))
+
+    def _with_statistics(self, task: Task) -> Task:
+        """The task with the statistics of BatchNorm layers that were estimated after the posterior's round, if any."""
+        posterior, statistics = self.directory / POSTERIOR, self.directory / STATISTICS
+        if not needs_statistics(task) or not statistics.is_file():
+            return task
+        data, rounds = statistics.read_bytes(), [notes(path.read_bytes())["round"] for path in (posterior, statistics)]
+        return with_sums(task, unpack(data)) if rounds[0] == rounds[1] else task
 
     def frame(self) -> pandas.DataFrame:
         """The history as a data frame, one row a round; needs pandas."""

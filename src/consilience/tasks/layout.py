@@ -143,8 +143,8 @@ class Layout:
         module, part = copy.deepcopy(self.main.module), self.main
         for name, buffer in module.named_buffers():
             own, statistics = part.buffers[name], name.rpartition(".")[0] in part.batchnorms
-            if buffer.dtype != own.dtype and not statistics:  # a run in another precision has rounded it
-                buffer.data = own.to(buffer.device)
+            if buffer.dtype != own.dtype:  # a run in another precision has rounded it
+                buffer.data = buffer.data.to(own.dtype) if statistics else own.to(buffer.device)
         for name, value in zip(part.names, theta[part.slice].split_with_sizes(part.sizes), strict=True):
             entry = _entry(module, name)
             entry.data = value.view(entry.shape).to(entry.device, entry.dtype).clone()

@@ -1,19 +1,21 @@
 """Statistics of BatchNorm layers as sums over examples, which clients add up like everything else they send."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from consilience.core import Tree, record
+from consilience.core import record
 from consilience.core.records import add, rows
 from consilience.data.cohort import Cohort
 from consilience.tasks.layout import MAIN
 from consilience.tasks.task import Task
 
 PASSES = 2  # over the clients' data
-BATCH = 100  # examples at once
+BATCH = 500  # examples at once
 
 
 @record
@@ -69,12 +71,15 @@ def with_sums(task: Task, sums: Sums) -> Task:
     return task.with_statistics(found)
 
 
-def estimate(ask: Callable[[Sums | None], Iterable[Sums]]) -> Sums:
-    """All clients' statistics. `ask(total)` returns every client's sums, given all clients' sums of the pass before."""
-    total: Tree = None
+def estimate(ask: Callable[[Sums | None], Iterable[Sums]]) -> Sums | None:
+    """All clients' statistics; None if there are no clients. `ask(total)` returns every client's sums, given all
+    clients' sums of the pass before."""
+    total: Sums | None = None
     for _ in range(PASSES):
-        found: Tree = None
+        found: Sums | None = None
         for sums in ask(total):
             found = sums if found is None else add(found, sums)
+        if found is None:
+            return None
         total = found
-    return total  # type: ignore[no-any-return]
+    return total

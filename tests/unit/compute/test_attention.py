@@ -116,8 +116,15 @@ def test_dropout_inside_attention_follows_the_key():
 
     assert torch.equal(run(1), run(1))
     assert not torch.equal(run(1), run(2))
-    with Pass():
-        torch.testing.assert_close(module(x, x, x)[0], module.eval()(x, x, x)[0])
+    module.eval()
+    torch.testing.assert_close(run(1), module(x, x, x)[0])
+
+
+@pytest.mark.parametrize("product", [torch.matmul, lambda a, b: a @ b], ids=["function", "operator"])
+def test_products_with_weights_are_those_of_clients(product):
+    for shape in ((2, 3, 5), (3, 5), (5,)):
+        x, w = draw(*shape), draw(5, 4)
+        torch.testing.assert_close(cohort(product, x, w)[1], x[1] @ w[1], **EXACT)
 
 
 def test_linear_layers_of_further_axes_are_one_product():

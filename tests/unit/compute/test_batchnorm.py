@@ -9,7 +9,7 @@ import consilience as cs
 from consilience.compute.batchnorm import moments
 from consilience.compute.layers import prepare_for_passes
 from consilience.compute.passes import Pass
-from consilience.core import TaskError, keys
+from consilience.core import ConfigError, TaskError, keys
 from consilience.data.batch import Batch
 from consilience.tasks.statistics import client_sums, estimate, with_sums
 
@@ -160,7 +160,7 @@ def test_running_averages_are_torch_s(train):
     torch.manual_seed(3)
     x, y = torch.randn(8, 1, 4, 4, dtype=torch.float64), torch.randint(3, (8,))
     fed = cs.Federation.from_owner(cs.Dataset(x, y), torch.zeros(8, dtype=torch.int64))
-    task = cs.Classification(net(), batch_norm="averaged").prepare(dtype=torch.float64)
+    task = cs.Classification(net().double(), batch_norm="averaged").prepare(dtype=torch.float64)
     cohort = cs.data.Cohort(fed, torch.tensor([0]), round=1, round_size=1, seed=0, dtype=torch.float64)
     theirs, seen = net().double().train(), []
     theta = task.initial().unsqueeze(0)
@@ -221,3 +221,51 @@ def test_fedbn_without_batchnorm_is_refused():
             federation(),
             rounds=1,
         )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        cs.SCAFFOLD(),
+        cs.algorithms.FedNova(),
+        cs.FedAvg(server=cs.server.Adam()),
+        cs.Robust(cs.FedAvg(server=cs.server.Adam())),
+    ],
+)
+def test_running_averages_need_a_server_that_averages(method):
+    task = cs.Classification(net(), batch_norm="averaged")
+    with pytest.raises(ConfigError, match="batch_norm='estimated'"):
+        cs.fit(method, task, federation(dtype=torch.float32), rounds=1, progress=False)
+    run = cs.fit(method, cs.Classification(net()), federation(dtype=torch.float32), rounds=1, progress=False)
+    assert run.statistics is not None
+
+
+@pytest.mark.parametrize("batch_norm", ["estimated", "averaged"])
+def test_a_run_in_another_precision_releases_a_module_of_one_type(batch_norm):
+    fed, task = federation(dtype=torch.float32), cs.Classification(net(), batch_norm=batch_norm)
+    run = cs.fit(
+        cs.FedAvg(), task, fed, rounds=1, engine=cs.Simulator(device="cpu", precision="float64"), progress=False
+    )
+    torch.testing.assert_close(run.model(fed.data.x).softmax(-1), run.predict(fed.data.x.double()).float())
+
+
+def test_a_stored_run_predicts_with_the_statistics_of_its_last_round(tmp_path):
+    fed, task = federation(dtype=torch.float32), cs.Classification(net())
+    method, options = cs.FedAvg(cs.SGD(lr=0.05)), {"out": tmp_path / "run", "progress": False}
+    run = cs.fit(method, task, fed, rounds=2, **options)
+    stored = cs.load_run(tmp_path / "run")
+    torch.testing.assert_close(stored.predict(task, fed.data.x), run.predict(fed.data.x))
+    kept = (tmp_path / "run" / "statistics.safetensors").read_bytes()
+    cs.fit(method, task, fed, rounds=3, resume=True, **options)
+    (tmp_path / "run" / "statistics.safetensors").write_bytes(kept)  # as if it had ended before its third evaluation
+    with pytest.raises(TaskError, match="are not known for these weights"):
+        stored.predict(task, fed.data.x)
+
+
+@pytest.mark.parametrize("method", [cs.algorithms.Ensemble(), cs.algorithms.FedBE()], ids=lambda method: method.name)
+def test_several_networks_need_averaged_statistics(method, tmp_path):
+    fed = federation(dtype=torch.float32)
+    with pytest.raises(TaskError, match=f"{method.name} predicts with several networks.*batch_norm='averaged'"):
+        cs.fit(method, cs.Classification(net()), fed, rounds=1, progress=False)
+    run = cs.fit(method, cs.Classification(net(), batch_norm="averaged"), fed, rounds=1, test=fed.data, progress=False)
+    assert "accuracy" in run.history[-1]["eval"]

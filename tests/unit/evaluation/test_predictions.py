@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 import consilience as cs
 from consilience.core.errors import ConfigError, DataError
-from consilience.evaluation.predictions import batch_rows, input_batches, predict_inputs
+from consilience.evaluation.predictions import batch_rows, input_batches, networks_of, predict_inputs
 from support.planes import belief, plane
 
 
@@ -44,3 +45,22 @@ def test_inputs_of_different_lengths_are_refused() -> None:
     task = plane()
     with pytest.raises(DataError, match=r"x\.a has 2 rows but x\.b has 3"):
         predict_inputs(task, belief(task, 1.0), {"a": torch.zeros(2, 2), "b": torch.zeros(3, 2)})
+
+
+def test_draws_of_a_posterior_have_the_running_averages_of_its_mean() -> None:
+    """A variance near 0 that is drawn below 0 would make its channel √(1/eps) times as large."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    module[1].running_var.fill_(1e-3)
+    task = cs.Classification(module, batch_norm="averaged")
+    posterior = cs.Gaussian.of(task.initial(), torch.full((task.size,), 100.0))
+    found = networks_of(task, posterior, 5).theta
+    for name in ("1.running_mean", "1.running_var"):
+        place = task.slice(parameter=name)
+        torch.testing.assert_close(found[:, place], posterior.mean[place].expand(5, -1))
+    weights = task.slice(parameter="0.weight")
+    assert torch.equal(found[:, weights], posterior.sample(5)[:, weights])
+    x = torch.randn(6, 2)
+    assert torch.equal(networks_of(task, posterior, 0).theta[0], posterior.mean)
+    means = torch.stack([task.predict(theta, x) for theta in found]).mean(0)
+    torch.testing.assert_close(predict_inputs(task, posterior, x, samples=5), means)

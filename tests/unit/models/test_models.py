@@ -233,3 +233,12 @@ def test_a_discriminator_knows_how_far_a_point_is():
     discriminator = mlp_discriminator((2,))
     near, far = discriminator(torch.tensor([[10.0, 5.0], [10_000.0, 5_000.0]])).flatten()
     assert abs(far) > 100 * abs(near)
+
+
+def test_resnets_have_batchnorm_where_it_is_asked_for():
+    for make in (resnet9, cs.models.resnet18):
+        layers = list(make((3, 32, 32), 10, width=4, norm="batch").modules())
+        assert any(isinstance(layer, nn.BatchNorm2d) for layer in layers)
+        assert not any(isinstance(layer, nn.GroupNorm) for layer in layers)
+        with pytest.raises(ConfigError, match="norm is 'group' or 'batch', got 'layer'"):
+            make((3, 32, 32), 10, width=4, norm="layer")

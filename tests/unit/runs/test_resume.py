@@ -54,6 +54,26 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> None
     assert whole_scores == parts_scores
 
 
+@pytest.mark.parametrize("batch_norm", ["estimated", "averaged", "FedBN"])
+def test_a_resumed_run_has_the_batchnorm_statistics_of_the_uninterrupted_one(tmp_path: Path, batch_norm: str) -> None:
+    torch.manual_seed(0)
+    _, federation = linear()
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+    own: dict[str, Any] = {} if batch_norm == "FedBN" else {"batch_norm": batch_norm}
+    algorithm = cs.algorithms.FedBN(TRAIN) if batch_norm == "FedBN" else cs.FedAvg(TRAIN)
+    task, options = cs.Regression(module, **own), {"rounds": 4, "cohort": 3, "test": federation}
+    whole = fit(algorithm, task, federation, out=tmp_path / "whole", **options)
+    with pytest.raises(Power):
+        fit(algorithm, task, federation, out=tmp_path / "parts", callbacks=[cut(2)], **options)
+    resumed = fit(algorithm, task, federation, out=tmp_path / "parts", resume=True, **options)
+    assert_same_run(whole, resumed)
+    assert (whole.statistics is None) == (batch_norm != "estimated")
+    assert_same(whole.statistics, resumed.statistics)
+    assert [line["eval"] for line in whole.history] == [line["eval"] for line in resumed.history]
+    again = fit(algorithm, task, federation, out=tmp_path / "whole", resume=True, **options)
+    assert_same(whole.statistics, again.statistics)
+
+
 def test_states_on_disk_are_those_in_memory_and_old_files_go(tmp_path: Path) -> None:
     task, federation = linear()
     memory = fit(cs.LocalOnly(TRAIN), task, federation, rounds=6)
