@@ -1,5 +1,7 @@
 """Networks that nobody here wrote give the same weights for many clients at once as one by one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils._pytree import tree_map
@@ -49,3 +51,9 @@ def test_rows_have_names_of_their_own():
 
 def test_federations_have_batches_of_different_sizes():
     assert len(set(federation(ROWS[-1]).sizes.tolist())) == len(EACH)
+
+
+def test_the_page_has_a_line_for_each_network():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    missing = [row.id for row in ROWS if f"| {row.package} | {row.name} | {row.about} | " not in page]
+    assert not missing, f"run python scripts/models_table.py for {missing}"

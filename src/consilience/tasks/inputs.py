@@ -111,9 +111,9 @@ def try_largest_ids(task: Task, data: Dataset, change: Callable[[Any], Any]) -> 
             try:
                 _output(task, change(x))
             except Exception as error:  # of any type: it is the user's module
-                if not _works(task, _with_zeros(x), change):
+                if isinstance(part, Ragged) and not _works(task, _with_zeros(x), change):
                     return  # the row's length is at fault
                 raise DataError(
                     f"{data.name}: {name} has the number {int(flat[place])} in row {int(row)}, which the module cannot "
-                    f"take ({one_line(error)}): an embedding needs more rows than its largest id"
+                    f"take ({one_line(error)}): correct the data, or give an embedding more rows than its largest id"
                 ) from error

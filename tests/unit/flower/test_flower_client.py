@@ -190,8 +190,13 @@ def test_the_server_learns_the_form_of_every_input_and_no_length(kind):
 
 def test_a_site_with_rows_of_different_lengths_trains(tmp_path):
     torch.manual_seed(0)
-    data = cs.Dataset(cs.Ragged([torch.randn(1 + i % 3, 2) for i in range(6)]), torch.arange(6) % 2)
-    module = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d((1, 2)), torch.nn.Flatten(), torch.nn.Linear(2, 2))
+    data = cs.Dataset(cs.Ragged([torch.randn(1 + i % 3, 2) for i in range(6)], mask="mask"), torch.arange(6) % 2)
+
+    class Mean(torch.nn.Linear):
+        def forward(self, x, mask):
+            return super().forward((x * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True))
+
+    module = Mean(2, 2)
     client = FlowerClient("Basel", cs.FedAvg(), cs.Classification(module), lambda: data, tmp_path)
     assert client.info().examples == 6
     request = TRAIN_REQUEST.model_copy(update={"fingerprint": client.fingerprint, "stage": 0, "client": 2, "keep": []})
