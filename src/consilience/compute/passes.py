@@ -19,6 +19,8 @@ HANDLERS: dict[str, Handler] = {}
 """By the functions' names: the compiler, inside of `vmap`, does not find all of them by themselves."""
 Moments = tuple[Tensor, Tensor]
 """The mean and variance [C] of a batch."""
+Seen = tuple[Tensor | None, Tensor | None, Moments, Tensor]
+"""A layer's running mean and variance, the moments of a batch, and the number of entries of a channel."""
 
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:
@@ -48,7 +50,7 @@ class Pass(TorchFunctionMode):
         w: Tensor | None = None,
         *,
         given: list[Moments] | None = None,
-        seen: list[Any] | None = None,
+        seen: list[Seen] | None = None,
         own: bool = False,
     ) -> None:
         super().__init__()

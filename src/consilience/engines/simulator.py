@@ -23,7 +23,7 @@ from consilience.engines.session import RoundResult, Session
 from consilience.engines.states import States
 from consilience.engines.work import Share, chunks, compute, part_of
 from consilience.engines.workers import Pool, give_memory_back, keep_memory
-from consilience.tasks.statistics import Sums, client_sums, estimate
+from consilience.tasks.statistics import Sums, client_sums, estimate, with_sums
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
@@ -176,8 +176,9 @@ class Simulation(Session):
 
     def statistics(self, theta: Tensor) -> Sums | None:
         def ask(total: Sums | None) -> Iterator[Sums]:
+            task = self.task if total is None else with_sums(self.task, total)
             for client in range(len(self.federation)):
-                yield client_sums(self.task, theta, self._cohort(torch.tensor([client]), 1), total)
+                yield client_sums(task, theta, self._cohort(torch.tensor([client]), 1))
 
         return estimate(ask)
 

@@ -190,8 +190,9 @@ class FlowerClient:
             raise ConsilienceError(self._disagreement(request.fingerprint))
         task = self._prepared(phases(self.method)[-1].algorithm, request)
         theta = to(unpack(records["weights"], like=Point(task.initial())), self.device).theta
-        total = to(unpack(records["total"]), self.device) if "total" in records else None
-        return pack(to(client_sums(task, theta, self._cohort(request), total), "cpu"))
+        if "total" in records:
+            task = with_sums(task, to(unpack(records["total"]), self.device))
+        return pack(to(client_sums(task, theta, self._cohort(request)), "cpu"))
 
     def _disagreement(self, theirs: str) -> str:
         return (

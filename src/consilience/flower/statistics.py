@@ -54,7 +54,7 @@ def _template(task: Task, theta: Tensor, federation: Federation) -> Sums:
     """The sums of one example of zeros, for their shapes and the entries of an example."""
     one = Federation.from_owner(federation.data[:1], torch.zeros(1, dtype=torch.int64)).to(task.device)
     cohort = Cohort(one, torch.tensor([0]), round=1, round_size=1, seed=0, dtype=task.dtype, augment=task.augment)
-    found: Sums = to(client_sums(task, theta, cohort, None), "cpu")
+    found: Sums = to(client_sums(task, theta, cohort), "cpu")
     return found
 
 

@@ -4,8 +4,6 @@ F(θ) = E_x E_{y ~ p(y|x,θ)} (∂ log p(y|x,θ) / ∂θ)², with one draw of y 
 differ by rounding only.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
@@ -26,8 +24,7 @@ def diagonal(networks: Networks, likelihood: Likelihood, theta: Tensor, batch: B
 def by_examples(networks: Networks, likelihood: Likelihood, theta: Tensor, batch: Batch) -> Tensor:
     """One squared gradient an example, for any module; [B, P] in memory. Statistics of BatchNorm are those of the
     batch, held fixed."""
-    seen: list[Any] = []
-    output = networks.watching(seen).apply(theta, batch.x, w=batch.w)
+    output, seen = networks.watched(lambda: networks.apply(theta, batch.x, w=batch.w))
     given = [tree_map(torch.detach, found) for _, _, found, _ in seen]
 
     def loss(theta: Tensor, x: Tree, y: Tree) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,14 @@ from torch.func import functional_call
 from consilience.compute import attention, batchnorm, pooling, randomness, recurrent  # noqa: F401 - register handlers
 from consilience.compute.execution import Execution
 from consilience.compute.layers import has_dropout, prepare_for_passes
-from consilience.compute.passes import Moments, Pass
+from consilience.compute.passes import Moments, Pass, Seen
 from consilience.compute.products import use_kernels, use_matmul_convolutions
 from consilience.compute.taps import only_linear, with_taps
 from consilience.core import TaskError
 from consilience.core.records import Tree
 from consilience.tasks.layout import MAIN, Layout
+
+T = TypeVar("T")
 
 
 class Network:
@@ -59,7 +61,7 @@ class Networks:
     """All parts of a layout for one client, and how they compute.
 
     estimated: Whether the evaluation statistics of BatchNorm layers belong to the weights: see `with_statistics`.
-    seen: A list that receives the moments of all norms over a batch, if it is asked for.
+    seen: A list that receives the moments of all norms over a batch while `watched` runs.
     """
 
     def __init__(self, layout: Layout, execution: Execution | None = None) -> None:
@@ -67,7 +69,7 @@ class Networks:
         self.functions = {name: Network(part.module) for name, part in layout.parts.items()}
         self.estimated = layout.averaged or not layout.main.batchnorms
         self.running = layout.running()
-        self.seen: list[Any] | None = None
+        self.seen: list[Seen] | None = None
         self.own = False
 
     @property
@@ -119,12 +121,14 @@ class Networks:
         new.estimated = True
         return new
 
-    def watching(self, seen: list[Any], own: bool = False) -> Networks:
-        """The same networks; the list receives the moments of every norm over a batch. With `own`, layers use their own
-        statistics all the same."""
-        new = copy.copy(self)
-        new.seen, new.own = seen, own
-        return new
+    def watched(self, run: Callable[[], T], own: bool = False) -> tuple[T, list[Seen]]:
+        """(what `run` returns, the moments of every norm over a batch meanwhile). With `own`, layers use their own
+        statistics all the same. No copy of the networks: compiled code could not follow it."""
+        self.seen, self.own, seen = [], own, self.seen
+        try:
+            return run(), self.seen
+        finally:
+            self.seen, self.own = seen, False
 
     def call(
         self,

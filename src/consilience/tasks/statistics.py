@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,28 +31,22 @@ def needs_statistics(task: Task) -> bool:
     return not (task.layout.averaged or not task.layout.main.batchnorms)
 
 
-def client_sums(task: Task, theta: Tensor, cohort: Cohort, total: Sums | None) -> Sums:
+def client_sums(task: Task, theta: Tensor, cohort: Cohort) -> Sums:
     """The sums over the examples of a cohort of one client, for the weights θ [P].
 
-    Layers before a BatchNorm layer normalise their inputs too: by the statistics `total` that the clients have found
-    together in the pass before, or in the first pass by those of the batch."""
-    module = task.networks.functions[MAIN].evaluation[0]
-    channels = {name: layer.num_features for name, layer in task.layout.main.batchnorms.items()}
-    if total is not None:
-        task = with_sums(task, total)
-        module = task.networks.functions[MAIN].evaluation[0]
-    layer_of = {id(module.get_submodule(name).running_mean): name for name in channels}
-    new = {name: theta.new_zeros(3, size, dtype=torch.float64) for name, size in channels.items()}
-    seen: list[Any] = []
-    watched = task.watching(seen, own=total is not None)
+    Layers before a BatchNorm layer normalise their inputs too: by the task's statistics if it has those of the clients'
+    last pass (`with_sums`), or in the first pass by those of the batch."""
+    networks, layers = task.networks, task.layout.main.batchnorms
+    module = networks.functions[MAIN].evaluation[0]
+    layer_of = {id(module.get_submodule(name).running_mean): name for name in layers}
+    new = {name: theta.new_zeros(3, layer.num_features, dtype=torch.float64) for name, layer in layers.items()}
     with torch.no_grad():
         for _, batches in cohort.in_order(BATCH, "statistics"):
             batch = rows(batches, 0)
-            watched.apply_one(theta, batch.x, w=batch.w)
+            _, seen = networks.watched(lambda: task.apply_one(theta, batch.x, w=batch.w), own=networks.estimated)  # noqa: B023
             for running_mean, _, (mean, var), count in seen:
                 m, v, n = mean.double(), var.double(), count.double()
                 new[layer_of[id(running_mean)]] += torch.stack([n.expand_as(m), n * m, n * (v + m.square())])
-            seen.clear()
     return Sums(*torch.cat(list(new.values()), 1))
 
 

@@ -126,13 +126,6 @@ class Task(ABC):
         """This task with other evaluation statistics of its BatchNorm layers, by the names of their buffers."""
         return self._with(self.networks.with_statistics(statistics))
 
-    def watching(self, seen: list[Any], own: bool = False) -> Self:
-        """This task; the list receives the moments of every norm over a batch. With `own`, layers use their own
-        statistics all the same."""
-        new = copy.copy(self)
-        new.networks = self.networks.watching(seen, own)
-        return new
-
     def settings(self) -> dict[str, Any]:
         """Further settings as plain data: a run is resumed with the same only."""
         return {}
@@ -294,9 +287,10 @@ class _Following:
     loss: Callable[..., Tensor]
 
     def __call__(self, task: Task, *args: Any) -> Tensor:
-        seen: list[Any] = []
-        value = self.loss(task.watching(seen), *args)
+        value, seen = task.networks.watched(lambda: self.loss(task, *args))
         for mean, var, (batch_mean, batch_var), count in seen:
+            assert mean is not None
+            assert var is not None
             unbiased = batch_var * count / (count - 1).clamp_min(1)
             apart = (mean - batch_mean.detach()).square().sum() + (var - unbiased.detach()).square().sum()
             value = value + (apart - apart.detach()) / 2

@@ -118,7 +118,7 @@ def test_estimated_statistics_of_the_first_layer_are_those_of_all_examples():
     def ask(total):
         for c in range(len(fed)):
             cohort = cs.data.Cohort(fed, torch.tensor([c]), round=1, round_size=1, seed=0, dtype=torch.float64)
-            yield client_sums(task, theta, cohort, total)
+            yield client_sums(task if total is None else with_sums(task, total), theta, cohort)
 
     found = with_sums(task, estimate(ask))
     seen = task.module[0].double()(fed.data.x).movedim(1, 0).flatten(1)
