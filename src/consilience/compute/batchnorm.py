@@ -67,12 +67,21 @@ def _batch_norm(
         return normalise(x, next(run.given), weight, bias, eps)
     if run.w is None:
         return _fixed(x, running_mean, running_var, weight, bias, eps)
+    if run.seen is None and _is_plain(x, run.w, weight):
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
     found, count = moments(x, run.w)
     if run.seen is not None:
         run.seen.append((running_mean, running_var, found, count))
     if run.own:
         return _fixed(x, running_mean, running_var, weight, bias, eps)
     return normalise(x, found, weight, bias, eps)
+
+
+def _is_plain(x: Tensor, w: Tensor, weight: Tensor | None) -> bool:
+    """Whether torch's own kernel computes the same: for one client on a CPU, whose batch has no padding. (A GPU would
+    have to wait for the weights.)"""
+    alone = x.device.type == "cpu" and not in_cohort(x, w, weight)
+    return alone and x.numel() > x.shape[1] and bool((w == 1).all())
 
 
 def _fixed(

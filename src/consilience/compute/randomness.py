@@ -54,7 +54,7 @@ def _alpha(run: Pass, func: Any, x: Tensor, p: float = 0.5, training: bool = Fal
     """Dropout that keeps mean and variance after SELU."""
     if not training or p == 0:
         return x
-    by_channel = func in (F.feature_alpha_dropout, torch.feature_alpha_dropout)
+    by_channel = func.__name__.startswith("feature")
     shape = x.shape[:2] + (1,) * (x.dim() - 2) if by_channel else x.shape
     kept = (uniform(run, shape, x) >= p).to(x.dtype)
     scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5 if p < 1 else 0.0
@@ -90,14 +90,14 @@ def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
 
 @handles(torch.rand, torch.randn)
 def _drawn(run: Pass, func: Any, *size: Any, **options: Any) -> Tensor:
-    draw = uniform if func is torch.rand else _normal
+    draw = uniform if func.__name__ == "rand" else _normal
     like = torch.empty(_shape(size or (options.pop("size"),)), **{k: v for k, v in options.items() if k != "generator"})
     return draw(run, like.shape, like).to(like.dtype)
 
 
 @handles(torch.rand_like, torch.randn_like)
 def _drawn_like(run: Pass, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    return (uniform if func is torch.rand_like else _normal)(run, x.shape, x).to(dtype or x.dtype)
+    return (uniform if func.__name__ == "rand_like" else _normal)(run, x.shape, x).to(dtype or x.dtype)
 
 
 @handles(torch.bernoulli, torch.Tensor.bernoulli)

@@ -37,10 +37,10 @@ def _relu(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> S
     return ((gates + F.linear(state[0], weight, bias)).relu(),)
 
 
-CELLS = {torch._VF.lstm: _lstm, torch._VF.gru: _gru, torch._VF.rnn_tanh: _tanh, torch._VF.rnn_relu: _relu}
+CELLS = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _tanh, "rnn_relu": _relu}
 
 
-@handles(*CELLS)
+@handles(torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu)
 def _recurrent(run: Pass, func: Any, x: Tensor, hx: Any, *rest: Any) -> Any:
     """torch's (input, states, weights, biased, layers, dropout, training, bidirectional, batch first). A packed
     sequence has other arguments and runs as it is."""
@@ -60,7 +60,7 @@ def _recurrent(run: Pass, func: Any, x: Tensor, hx: Any, *rest: Any) -> Any:
         for way in range(ways):
             at = layer * ways + way
             own = weights[at * each : (at + 1) * each]
-            out, end = _layer(run, CELLS[func], x, tuple(s[at] for s in start), own, biased, bool(way))
+            out, end = _layer(run, CELLS[func.__name__], x, tuple(s[at] for s in start), own, biased, bool(way))
             outputs.append(out)
             ends.append(end)
         x = torch.cat(outputs, -1)
