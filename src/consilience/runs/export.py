@@ -44,7 +44,7 @@ def export_module(module: nn.Module, path: Path, example: Example) -> Path:
     if path.suffix == ".pt2":
         torch.export.save(program, path)
     else:
-        torch.onnx.export(program, f=path, dynamo=True)
+        torch.onnx.export(program, f=path, dynamo=True, verbose=False)
     return path
 
 

@@ -123,12 +123,14 @@ def test_without_its_packages_onnx_is_refused_in_one_sentence(run, tmp_path):
         run.export(tmp_path / "model.onnx", torch.randn(2, 2))
 
 
-def test_onnx_has_a_batch_axis_of_any_size(run, tmp_path):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the exporter's
+def test_onnx_computes_what_the_module_does_for_batches_of_any_size(run, tmp_path):
     onnx = pytest.importorskip("onnx")
+    reference = pytest.importorskip("onnx.reference")
     pytest.importorskip("onnxscript")
-    path = run.export(tmp_path / "model.onnx", torch.randn(2, 2))
-    (given,) = onnx.load(path).graph.input
-    assert given.type.tensor_type.shape.dim[0].dim_param
+    model, x = onnx.load(run.export(tmp_path / "model.onnx", torch.randn(2, 2))), torch.randn(5, 2)
+    found = reference.ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), run.model(x).detach())
 
 
 def test_a_module_without_save_pretrained_is_refused(run, tmp_path):
