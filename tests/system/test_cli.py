@@ -470,7 +470,7 @@ def test_a_gan_is_run_and_its_report_shows_samples(gan: Command, tmp_path: Path)
     assert samples["kind"] == "points"
     assert "Generated and real" in (tmp_path / "r" / "report.html").read_text()
     resolved = tomllib.loads((tmp_path / "r" / "config.toml").read_text())["task"]
-    assert resolved == PLAYED["task"] | {"augment": []}
+    assert resolved == PLAYED["task"] | {"augment": [], "arguments": {}}
     assert gan("run", "r/config.toml", "--out", "again").code == 0
     assert lines(tmp_path / "again") == lines(tmp_path / "r")
 

@@ -25,7 +25,7 @@ def test_clients_at_once_are_clients_one_by_one(row):
     for name, method in methods(row).items():
         many, single = (learned(row, method, chunk) for chunk in (len(EACH), 1))
         assert bool(many.posterior.mean.isfinite().all()), name
-        assert apart(many, single) < 1e-9, name
+        assert apart(many, single) < row.tolerance, name
     check_predictions(many)
 
 

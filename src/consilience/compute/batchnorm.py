@@ -38,12 +38,13 @@ def moments(x: Tensor, w: Tensor) -> tuple[Moments, Tensor]:
 
 
 def normalise(x: Tensor, at: Moments, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """(x − mean) / √(variance + eps) · weight + bias, as one affine map of a channel."""
+    """(x − mean) / √(variance + eps) · weight + bias. The mean is subtracted first: in x · scale − mean · scale, digits
+    would be lost in channels that hardly vary."""
     mean, variance = at
     scale = (variance.clamp_min(0) + eps).rsqrt()
     scale = scale if weight is None else scale * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return (x.to(scale.dtype) * _columns(scale, x) + _columns(shift, x)).to(x.dtype)
+    out = (x.to(scale.dtype) - _columns(mean, x)) * _columns(scale, x)
+    return (out if bias is None else out + _columns(bias, x)).to(x.dtype)
 
 
 @handles(F.batch_norm)

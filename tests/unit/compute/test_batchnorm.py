@@ -58,6 +58,18 @@ def test_a_client_s_layer_is_torch_s_in_training(layer, shape):
     torch.testing.assert_close(vmap(one)(x)[1], theirs)
 
 
+def test_channels_that_hardly_vary_keep_their_digits():
+    x = 100 + 1e-3 * torch.randn(1, 50, 2)
+    layer = prepare_for_passes(nn.BatchNorm1d(2, eps=1e-12), training=True)
+
+    def one(x):
+        with Pass(w=torch.ones(len(x))):
+            return functional_call(layer, {}, (x,))
+
+    exact = x[0].double() - x[0].double().mean(0)
+    torch.testing.assert_close(vmap(one)(x)[0].double(), exact / exact.square().mean(0).sqrt(), atol=0.02, rtol=0)
+
+
 def test_rows_without_weight_do_not_count_whatever_is_in_them():
     x, w = torch.randn(5, 3, 2), torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])
     (mean, var), count = moments(x.index_fill(0, torch.tensor([2, 4]), float("inf")), w)
