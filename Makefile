@@ -28,11 +28,11 @@ demo: setup
 # Tests run in three processes of one thread each: some of them wait for processes of their own.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# The inner loop: lint, cached types, unit tests and the conformance of the core methods.
+# The inner loop: lint, cached types, unit tests and the conformance of the core methods, without slow ones.
 check: setup
 	@start=$$(date +%s); \
 	$(MAKE) --no-print-directory lint && \
-	$(PYTEST) tests/unit tests/conformance -m "core or not conformance" && \
+	$(PYTEST) tests/unit tests/conformance -m "(core or not conformance) and not slow" && \
 	echo "make check: $$(($$(date +%s) - start)) seconds"
 
 test: setup

@@ -194,6 +194,7 @@ def diagonal_design(kind=Unit, noise=0.5):
 FULL = cs.SGD(lr=0.2, epochs=100, batch_size=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strength", "decay"), [(0.0, 0.0), (1.0, 0.3)])
 def test_fedla_finds_the_pooled_solution_at_once_and_stays_there(strength, decay):
     task, federation = diagonal_design()

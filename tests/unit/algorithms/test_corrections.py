@@ -244,6 +244,7 @@ ANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ANY.values(), ids=ANY.keys())
 def test_with_gradients_for_variates_any_chain_comes_to_that_minimum(world, train):
     """The steps of adaptive optimisers do not shrink with the gradient: a schedule must end them."""

@@ -100,6 +100,7 @@ def client_mean(run, before, federation):
     return total / federation.examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [adapted, lambda: with_peft(["0", "2"]), transposed], ids=["add_lora", "peft", "GPT-2"]
 )

@@ -90,6 +90,7 @@ def test_clients_that_mix_in_almost_all_of_the_global_networks_stay_there():
     assert ways[2] < 1e-8
 
 
+@pytest.mark.slow
 def test_single_players_are_those_of_a_task_with_one_each():
     for method in (cs.FedGAN(SGD), cs.algorithms.FedAvgGAN(SGD), cs.algorithms.F2A(SGD)):
         alone = learn(method, game(generators=1, discriminators=1), points())

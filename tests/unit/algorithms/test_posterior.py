@@ -82,6 +82,7 @@ def test_with_cautious_damping_the_error_falls_geometrically(world, kind, rounds
     assert_same(q / exact, (before / exact) ** left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "prior"), [(cs.FedEP, PRIOR), (cs.algorithms.FedSEP, 30.0)])
 def test_the_pooled_posterior_is_reached_and_the_prior_counts_once(world, kind, prior):
     q = fit(kind(cs.inference.Newton(), prior=prior), world, rounds=60).posterior

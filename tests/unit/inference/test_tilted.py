@@ -215,6 +215,7 @@ def test_mcmc_limits_precisions_to_two_deviations():
     torch.testing.assert_close(shape, clipped / clipped.norm(dim=1, keepdim=True), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chain",
     [cs.optim.SGLD(lr=0.06, epochs=600), cs.optim.SGHMC(lr=0.03, friction=0.3, epochs=600)],

@@ -25,6 +25,7 @@ OWN = [cs.Metric("hits", right, higher_is_better=True), cs.Metric("surprise", su
 TRAIN = cs.SGD(lr=0.1, epochs=1, batch_size=10)
 
 
+@pytest.mark.slow
 def test_a_run_has_own_metrics_beside_the_usual_ones_and_stores_their_directions(tmp_path) -> None:
     task, train, test = blobs()
     run = cs.fit(cs.FedAvg(train=TRAIN), task, train, rounds=2, test=test, out=tmp_path, metrics=OWN, progress=False)
@@ -56,6 +57,7 @@ def test_a_direction_is_the_users_or_that_of_the_name() -> None:
     assert direction("accuracy", {"accuracy": -1}) == -1
 
 
+@pytest.mark.slow
 def test_comparisons_highlight_and_pair_own_metrics_by_their_direction(tmp_path) -> None:
     task, train, test = blobs()
     slow = cs.FedAvg(train=cs.SGD(lr=0.001, epochs=1, batch_size=10))

@@ -100,6 +100,7 @@ def test_frozen_weights_are_not_in_the_vector_and_offsets_are_added_to_them():
     assert not task.main.offsets
 
 
+@pytest.mark.slow
 def test_adapters_of_peft_are_found():
     peft = pytest.importorskip("peft")
     module = peft.get_peft_model(mlp(), peft.LoraConfig(r=2, lora_alpha=6, target_modules=["0"]))

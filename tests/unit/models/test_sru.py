@@ -1,5 +1,6 @@
 """SRU: its recursion by hand, both directions, and clients side by side."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -41,6 +42,7 @@ class Net(nn.Module):
         return self.head(self.layer(x)[0].mean(1))
 
 
+@pytest.mark.slow
 def test_clients_learn_side_by_side_also_by_gradients_of_single_examples():
     torch.manual_seed(0)
     fed = cs.partition.iid(cs.Dataset(torch.randn(20, 5, 3), torch.arange(20) % 2), clients=4)

@@ -123,6 +123,7 @@ def test_without_its_packages_onnx_is_refused_in_one_sentence(run, tmp_path):
         run.export(tmp_path / "model.onnx", torch.randn(2, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the exporter's
 def test_onnx_computes_what_the_module_does_for_batches_of_any_size(run, tmp_path):
     onnx = pytest.importorskip("onnx")
@@ -138,6 +139,7 @@ def test_a_module_without_save_pretrained_is_refused(run, tmp_path):
         run.save_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [cs.FedAvg(TRAIN), cs.algorithms.FedEx(TRAIN)], ids=["FedAvg", "FedEx"])
 def test_a_peft_module_is_saved_by_itself(method, tmp_path):
     peft = pytest.importorskip("peft")

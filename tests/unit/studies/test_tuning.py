@@ -310,6 +310,7 @@ def test_other_test_data_leads_to_the_same_choice():
     assert found[0].rows != found[1].rows
 
 
+@pytest.mark.slow
 def test_a_cut_comparison_goes_on_to_the_same_result_and_runs_nothing_again(tmp_path):
     methods = {
         "wild": cs.FedAvg(Wild(lr=0.1)),
