@@ -69,6 +69,7 @@ def minimiser(H, b, weight):
     return torch.linalg.solve((weight.view(-1, 1, 1) * H).sum(0), (weight.view(-1, 1) * b).sum(0))
 
 
+@pytest.mark.slow
 @corrected
 def test_the_minimum_of_the_mean_loss_is_reached_exactly(world, algorithm):
     exact = minimiser(*quadratics(world[1]), torch.ones(K).double())

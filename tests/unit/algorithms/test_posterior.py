@@ -89,12 +89,14 @@ def test_the_pooled_posterior_is_reached_and_the_prior_counts_once(world, kind, 
     assert_same(q, pooled(world[1], prior), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fedsep_is_exact_for_clients_as_uneven_as_they_come():
     world = linear((57, 9, 3, 1), names=None)
     q = fit(cs.algorithms.FedSEP(cs.inference.Newton(), prior=PRIOR), world, rounds=60).posterior
     assert_same(q, pooled(world[1]), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_diagonal_fedep_finds_the_pooled_mean(world):
     run = fit(cs.FedEP(cs.inference.Newton(diagonal=True), prior=PRIOR), world, rounds=60)
     assert run.posterior.lam.shape == (P,)
@@ -412,6 +414,7 @@ def test_names_are_those_of_the_papers_tables():
     assert cs.algorithms.FedPADiagonal(cs.inference.MCMC()).name == "FedPA(M)"
 
 
+@pytest.mark.slow
 def test_a_network_of_one_layer_learns_with_every_inference():
     made = torch.Generator().manual_seed(0)
     x = torch.randn(90, 3, generator=made)

@@ -218,6 +218,7 @@ def test_sampling_never_costs_privacy():
     assert cs.algorithms.epsilon(0.5, 100, 1000, 40) == cs.algorithms.epsilon(0.5, 1000, 1000, 40) < alone
 
 
+@pytest.mark.slow
 def test_epsilon_grows_with_rounds_and_cohorts_and_falls_with_noise_and_clients():
     here = cs.algorithms.epsilon(2.0, 10, 100, 20)
     assert cs.algorithms.epsilon(2.0, 10, 100, 21) > here > cs.algorithms.epsilon(2.0, 10, 100, 19)

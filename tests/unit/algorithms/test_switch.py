@@ -239,6 +239,7 @@ SWITCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "every"), [("FedAvg to FedEP", 1), *((name, 2) for name in SWITCHES), ("sites in files", 100)]
 )
