@@ -17,9 +17,6 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +25,7 @@ from torch import nn
 import consilience as cs
 from consilience.core import keys
 from consilience.models import add_lora, resnet18, vit
-from simulator import family, proportional, seconds
+from simulator import peak_memory, seconds
 
 CLASSES = 10
 TRAIN = cs.SGD(lr=0.01, epochs=1, batch_size=20)
@@ -178,7 +175,8 @@ def measure(name, repeats, quick):
 
     run = fitted(work, federation, 1 + repeats, [turns])
     median = {which: statistics.median(values[1:]) for which, values in times.items()}
-    peak = {which: peak_memory(name, which, quick) for which in median}
+    small = ["--quick"] if quick else []
+    peak = {which: peak_memory(__file__, name, "--alone", which, *small) for which in median}
     plan, _, _ = str(run.plan).partition(" (")
     steps = -(-work.each // work.train.batch_size)
     print(
@@ -201,18 +199,6 @@ def alone(name, which, quick):
     loop = Loop(work, work.federation())
     for number in (1, 2):
         loop.turn(number)
-
-
-def peak_memory(name, which, quick):
-    """MiB of a process and its children at the worst moment."""
-    command = [sys.executable, __file__, name, "--alone", which, *["--quick"] * quick]
-    child, peak = subprocess.Popen(command, stdout=subprocess.DEVNULL), 0.0
-    while child.poll() is None:
-        peak = max(peak, sum(proportional(pid) for pid in family(child.pid)))
-        time.sleep(0.02)
-    if child.returncode:
-        raise SystemExit(f"{name} {which} failed on its own")
-    return peak
 
 
 def main():

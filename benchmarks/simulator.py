@@ -176,7 +176,7 @@ def measure(name, repeats):
     for it in rivals.values():
         it.session.close()
     median = {which: statistics.median(values) for which, values in times.items()}
-    peak = {which: peak_memory(name, which) for which in median}
+    peak = {which: peak_memory(__file__, name, "--alone", which) for which in median}
     for which, it in rivals.items():
         print(f"   {which}: {it.session.plan}; first round {warm[which]:.1f} s")
     print(
@@ -200,15 +200,14 @@ def alone(name, which):
             rival.round(ids, number)
 
 
-def peak_memory(name, which):
-    """MiB of a process and its children at the worst moment."""
-    child = subprocess.Popen([sys.executable, __file__, name, "--alone", which], stdout=subprocess.DEVNULL)
-    peak = 0.0
+def peak_memory(*command):
+    """MiB of a Python process and its children at the worst moment."""
+    child, peak = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL), 0.0
     while child.poll() is None:
         peak = max(peak, sum(proportional(pid) for pid in family(child.pid)))
         time.sleep(0.02)
     if child.returncode:
-        raise SystemExit(f"{name} {which} failed on its own")
+        raise SystemExit(f"{' '.join(command)} failed on its own")
     return peak
 
 

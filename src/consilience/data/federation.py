@@ -16,7 +16,7 @@ from consilience.core.display import clip, facts, table
 from consilience.core.errors import nearest
 from consilience.core.text import listing, plural
 from consilience.data.dataset import Dataset, Source
-from consilience.data.tensors import to_ids
+from consilience.data.tensors import starts, to_ids
 from consilience.data.trees import cat, form, map_entries
 
 FEW = 10  # clients, or classes, that a notebook shows as a table
@@ -70,7 +70,7 @@ class Federation:
         if len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < count:
             raise DataError(f"owners must lie in 0..{count - 1}, found {int(owner.min())}..{int(owner.max())}")
         sizes = torch.bincount(owner, minlength=count)
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        offsets = starts(sizes)
         return cls(data, owner.argsort(stable=True), offsets, names=names, how=how)
 
     @classmethod
@@ -204,7 +204,7 @@ class Federation:
         parts = []
         for chosen in (~held, held):
             sizes = torch.bincount(owner[chosen], minlength=len(self))
-            offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+            offsets = starts(sizes)
             parts.append(replace(self, order=self.order[shuffled[chosen]], offsets=offsets))
         return parts[0]._long_enough(), parts[1]._in_steps(1)
 

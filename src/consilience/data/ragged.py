@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.errors import DataError
-from consilience.data.tensors import to_tensor
+from consilience.data.tensors import starts, to_tensor
 
 
 class Ragged:
@@ -67,7 +67,7 @@ class Ragged:
     def cat(cls, parts: Sequence[Ragged]) -> Ragged:
         """The rows of several Ragged, with the settings of the first."""
         sizes = torch.cat([part.sizes for part in parts])
-        return parts[0]._with(torch.cat([part.values for part in parts]), _starts(sizes))
+        return parts[0]._with(torch.cat([part.values for part in parts]), starts(sizes))
 
     def _fill(self, values: Tensor, offsets: Tensor, mask: str | None, lengths: str | None, padding: float) -> None:
         for what, name in (("mask", mask), ("lengths", lengths)):
@@ -138,9 +138,9 @@ class Ragged:
             return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
         chosen = torch.arange(len(self), device=self.device)[index]
         sizes = self.sizes[chosen]
-        starts = _starts(sizes)
-        place = torch.arange(int(starts[-1]), device=self.device)
-        return self._with(self.values[place + (self.offsets[chosen] - starts[:-1]).repeat_interleave(sizes)], starts)
+        offsets = starts(sizes)
+        place = torch.arange(int(offsets[-1]), device=self.device)
+        return self._with(self.values[place + (self.offsets[chosen] - offsets[:-1]).repeat_interleave(sizes)], offsets)
 
     def __repr__(self) -> str:
         return f"Ragged({len(self):,} rows, {self.form}, at most {self.width:,} long)"
@@ -189,10 +189,6 @@ def _joined(rows: list[Any]) -> tuple[Tensor, list[int]]:
         return to_tensor(np.concatenate([np.asarray(row) for row in full]), "Ragged: rows"), sizes
     except (TypeError, ValueError) as error:
         raise DataError(f"Ragged: every row must be a list, an array or a tensor of numbers ({error})") from error
-
-
-def _starts(sizes: Tensor) -> Tensor:
-    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
 def _fits(padding: Any, dtype: torch.dtype) -> bool:

@@ -12,11 +12,10 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from consilience.core.errors import DataError, nearest
 from consilience.data.ragged import Ragged
-from consilience.data.tensors import to_tensor
+from consilience.data.tensors import IGNORED, to_tensor
 
 _DEEP = ("I;16", "I;16B", "I;16L", "I", "F")  # pillow's modes of more than eight bits a pixel
 _TEXT = "OUST"  # numpy's kinds of objects and strings
-IGNORED = -100  # the label that torch's cross-entropy ignores
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,14 @@ from torch import Tensor
 
 from consilience.core.errors import DataError
 
+IGNORED = -100
+"""The label of places that have no target, as torch's cross-entropy has it."""
+
+
+def starts(sizes: Tensor) -> Tensor:
+    """Where each of several pieces begins that lie one after another, and the end: [N + 1] for sizes [N]."""
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
 
 def to_tensor(value: Any, what: str) -> Tensor:
     """`value` as a tensor, sharing its memory if possible. Float64 that is not a tensor gets torch's default type."""

@@ -18,6 +18,7 @@ from consilience.core.files import write_atomically
 from consilience.core.records import Tree
 from consilience.data import Dataset, Federation
 from consilience.data.ragged import Ragged
+from consilience.data.tensors import starts
 from consilience.data.trees import Entry
 from consilience.flower.messages import EntryForm, Payload, RaggedForm, SiteInfo, TreeForm
 
@@ -90,7 +91,7 @@ class Registry(Payload):
         shapes."""
         zeros = Dataset(_zeros(self.x), _zeros(self.y), classes=classes, name=name)
         sizes = torch.tensor([member.examples for member in self.members])
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        offsets = starts(sizes)
         order = torch.zeros(1, dtype=torch.int64)
         return RemoteFederation(zeros, order, offsets, names=self.names, how="every client at its own site")
 

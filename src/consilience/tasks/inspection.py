@@ -21,7 +21,9 @@ log = logging.getLogger("consilience")
 def inspect(task: Task, x: Tree) -> None:
     """Run the module on a few examples x, as in evaluation and as in training. Raise a TaskError if it has state or
     draws numbers that no key determines. If it mixes the examples of a batch, `task.mixes` is set: clients are then
-    computed without padding."""
+    computed without padding. A task is looked at once, with two examples or more."""
+    if task.inspected:
+        return
     theta, network = task.initial(), task.networks.functions[MAIN]
     w = torch.ones(len(tree_leaves(x)[0]), device=task.device, dtype=task.dtype)
     key = torch.zeros((), dtype=torch.int64, device=task.device)
@@ -41,7 +43,8 @@ def inspect(task: Task, x: Tree) -> None:
         leaves = [leaf for leaf in tree_leaves(task.apply_one(theta, x, key, w)) if isinstance(leaf, Tensor)]
         return torch.cat([leaf.reshape(len(w), -1) for leaf in leaves if len(leaf) == len(w)], 1)
 
-    if probes.mixes(run, x) and not task.mixes:
+    task.inspected = len(w) > 1
+    if probes.mixes(run, x):
         task.mixes = True
         log.info(
             "%s mixes the examples of a batch: clients are computed one by one, without padding, and predictions "

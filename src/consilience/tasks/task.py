@@ -45,6 +45,8 @@ class Task(ABC):
     """Whether the loss has gradients inside."""
     mixes = False
     """Whether the module mixes the examples of a batch, other than by BatchNorm."""
+    inspected = False
+    """Whether `mixes` was found out."""
 
     def __init__(
         self,
@@ -186,8 +188,9 @@ class Task(ABC):
 
     def with_module(self, module: nn.Module) -> Self:
         """This task with another network, on the same device, uncompiled."""
-        how = self.execution
-        return self._with(Networks(Layout({MAIN: module}))).prepare(how.device, how.dtype, bf16=how.bf16)
+        how, new = self.execution, self._with(Networks(Layout({MAIN: module})))
+        new.mixes = new.inspected = False
+        return new.prepare(how.device, how.dtype, bf16=how.bf16)
 
     def with_frozen(self, offsets: Mapping[str, Tensor]) -> Self:
         """This task with offsets added to frozen parameters of its main network, by name. A loss of one client may use

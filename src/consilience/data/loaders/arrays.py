@@ -17,7 +17,7 @@ from torch import Tensor
 from consilience.core.errors import DataError, nearest
 from consilience.core.records import Tree
 from consilience.data.ragged import Ragged
-from consilience.data.sources import IGNORED
+from consilience.data.tensors import IGNORED
 from consilience.data.trees import Entry, map_entries
 
 _OFFSETS = ".offsets"

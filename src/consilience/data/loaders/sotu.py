@@ -13,9 +13,10 @@ from consilience.core.errors import DataError
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.files import missing
 from consilience.data.loaders.parquet import read_columns
+from consilience.data.tensors import IGNORED
 
-UNKNOWN, IGNORED = 0, -100
-"""The id of rare characters and of padding, and the target of positions that have none."""
+UNKNOWN = 0
+"""The id of rare characters and of padding."""
 
 _NAME, _COLUMNS = "sotu", ("year", "president", "text")
 _SOURCE = "a table of the addresses with the columns year, president, party and text (www.presidency.ucsb.edu)"

@@ -14,9 +14,7 @@ from torch.utils._pytree import tree_map
 
 from consilience.core import DataError, TaskError, keys
 from consilience.data.dataset import Dataset
-
-IGNORED = -100
-"""A target that is not counted, such as padding."""
+from consilience.data.tensors import IGNORED as IGNORED
 
 
 class Tally(ABC):
