@@ -1,7 +1,7 @@
 """One attempt at a round: training requests to the chosen clients, and their checked replies."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -101,16 +101,17 @@ class Exchange:
                 shares[client] = self._measured(share, client, own, states)
             except RecordError as error:
                 shares[client] = Share(rejected={client: str(error)})
-        judged = refused_clients(self.algorithm, self._merged(replace(share, update=None) for share in shares.values()))
-        self._refused |= judged
-        shares |= {client: Share(rejected={client: reason}) for client, reason in judged.items()}
-        merged = self._merged(shares[client] for client in sorted(shares))
+        while True:
+            merged = reduce(lambda a, b: a.merge(b, self.algorithm.additive), (shares[c] for c in sorted(shares)))
+            merged = replace(merged, update=to(merged.update, self.task.device))
+            refused = refused_clients(self.algorithm, server, merged)
+            if not refused:
+                break
+            shares |= {client: Share(rejected={client: reason}) for client, reason in refused.items()}
+            self._refused |= refused
         accepted = {c: self._new_state(states, c, token, shares[c].update) for c in merged.accepted}
         down = sum(len(data) for content in requests.values() for data in packed_records(content).values())
-        return Attempt(replace(merged, update=to(merged.update, self.task.device)), accepted, lost, down)
-
-    def _merged(self, shares: Iterable[Share]) -> Share:
-        return reduce(lambda a, b: a.merge(b, self.algorithm.additive), shares)
+        return Attempt(merged, accepted, lost, down)
 
     def _measured(self, share: Share, client: int, message: Tree, states: RemoteStates) -> Share:
         """The share of one client with the measures of its update."""
