@@ -54,8 +54,8 @@ def test_a_rotation_of_full_precisions_changes_no_measure():
         return cs.Gaussian(g.eta @ turn.T, turn @ torch.diag_embed(g.lam) @ turn.T)
 
     q, tilted, cavity = rows(gaussians(0), 0), gaussians(1), gaussians(2) ** 0.3
-    plain = measured(q, tilted / q, 1.0, cavity, n, round_size=1, surprise=True)
-    rotated = measured(turned(q), turned(tilted) / turned(q), 1.0, turned(cavity), n, round_size=1, surprise=True)
+    plain = measured(q, tilted / q, 1.0, cavity, n, round_size=1)
+    rotated = measured(turned(q), turned(tilted) / turned(q), 1.0, turned(cavity), n, round_size=1)
     for name in plain:
         torch.testing.assert_close(rotated[name], plain[name])
 

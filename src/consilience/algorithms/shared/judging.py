@@ -40,23 +40,25 @@ def measured(
     - surprise, if asked for: the mean over axes of (μ_s − μ_c)² / (1/λ_s + 1/λ_c), from the cavity's mean to the
       site's. It is 1 on average if both are beliefs about the same weights.
 
-    Axes are coordinates. For full precisions they are the axes of Δ where q has the precision 1."""
-    q, delta = q.proper(), update ** (1 / power)
-    site = (q * delta) / cavity
-    found = {"examples": n.squeeze(-1), "precision": _largest(site)}
+    Axes are coordinates. For full precisions they are the axes of the site, of the cavity, and those of Δ where q has
+    the precision 1; surprise leaves correlations out."""
+    q = q.proper()
+    precision = torch.add(q.lam - cavity.lam, update.lam, alpha=1 / power)
+    found = {"examples": n.squeeze(-1), "precision": _largest(Gaussian(update.eta, precision))}
     if others is not None:
         found["known"] = _largest(cavity) / others.squeeze(-1).clamp_min(1)
+    if surprise:
+        found["surprise"] = _surprise((q * update ** (1 / power)) / cavity, cavity)
     if q.full:
-        axes = _axes(q, delta)
-        q, delta, site, cavity = (_along(axes, factor) for factor in (q, delta, site, cavity))
-    relative = 1 + delta.lam / q.lam
-    force = delta.eta - delta.lam * q.mean  # λ_t (μ_t − μ)
+        axes = _axes(q, update)
+        q, update = _along(axes, q), _along(axes, update)
+    relative = (update.lam / (power * q.lam)).add_(1)  # λ_t / λ
     found["least"] = relative.amin(-1)
-    found["move"] = (force.abs() / (relative.clamp_min(NEGLIGIBLE) * q.lam.sqrt())).amax(-1)
+    force = torch.addcmul(update.eta, update.lam, q.mean, value=-1)  # power · λ_t (μ_t − μ)
+    force /= relative.clamp_min_(NEGLIGIBLE).mul_(power * q.lam.sqrt())
+    found["move"] = force.abs_().amax(-1)
     if power * round_size > 1 + NEGLIGIBLE:
         found["fall"] = power * (1 - found["least"]).clamp_min(0)
-    if surprise:
-        found["surprise"] = _surprise(site, cavity)
     return found
 
 
@@ -81,6 +83,8 @@ def _along(axes: Tensor, factor: Gaussian) -> Gaussian:
 
 
 def _surprise(site: Gaussian, cavity: Gaussian) -> Tensor:
+    if site.full:
+        site, cavity = (Gaussian(g.eta, g.lam.diagonal(dim1=-2, dim2=-1)) for g in (site, cavity))
     both = (site.lam > 0) & (cavity.lam > 0)
     of_site, of_cavity = (torch.where(both, factor.lam, 1) for factor in (site, cavity))
     off = site.eta / of_site - cavity.eta / of_cavity
