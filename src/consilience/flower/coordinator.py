@@ -96,17 +96,19 @@ class Coordinator:
         return [name for name in names if name in self.online]
 
     def ask(
-        self, kind: str, requests: Mapping[str, RecordDict], seconds: float
+        self, kind: str, requests: Mapping[str, RecordDict], seconds: float, longest: int = 0
     ) -> Iterator[tuple[str, RecordDict | Failure]]:
         """Send each site its request and yield (site, reply) as replies come; at last, a failure for each site without
-        a reply. A site whose node restarts meanwhile gets its request again, so a site must tolerate repeats."""
+        a reply. The packed records of a reply have at most `longest` bytes. A site whose node restarts meanwhile gets
+        its request again, so a site must tolerate repeats."""
         sent: dict[str, Node] = {}
         end = self.clock() + seconds
         missing, pause = set(requests), 0.02
         while missing and self.clock() < end:
             for name in [name for name in missing if name in self.online and sent.get(name) != self.online[name][0]]:
                 sent[name] = self.online[name][0]
-                self._transport.send(kind, f"{kind} {name}", sent[name], requests[name], end - self.clock())
+                left = end - self.clock()
+                self._transport.send(kind, f"{kind} {name}", sent[name], requests[name], left, longest)
             for name, node, content in self.poll():
                 if name in missing and (node == sent.get(name) or not isinstance(content, Failure)):
                     missing.discard(name)

@@ -15,7 +15,16 @@ from consilience.core.records import Addressed, Tree, nbytes, pack, to, tree_map
 from consilience.data import Cohort, Federation
 from consilience.engines import Share, States, part_of
 from consilience.flower.coordinator import Coordinator
-from consilience.flower.messages import NO_STATE, Token, TrainReply, TrainRequest, decode, encode, packed_records
+from consilience.flower.messages import (
+    NO_STATE,
+    Token,
+    TrainReply,
+    TrainRequest,
+    decode,
+    encode,
+    longest_record,
+    packed_records,
+)
 from consilience.flower.registry import Registry
 from consilience.flower.states import RemoteStates
 from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update
@@ -26,10 +35,12 @@ log = logging.getLogger("consilience")
 
 @dataclass(frozen=True)
 class Template:
-    """An update with the right types and shapes, and the names of the notes that come with it."""
+    """An update with the right types and shapes, the names of the notes that come with it, and the most bytes that it
+    can have."""
 
     update: Tree
     notes: frozenset[str]
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class Exchange:
         state = to(states.gather(first), self.task.device)
         update, _ = self.algorithm.local(self.task, message, state, cohort)
         one = tree_map(lambda leaf: leaf[0].cpu() if self.algorithm.additive else leaf.cpu(), update)
-        return Template(one, frozenset(cohort.notes))
+        return Template(one, frozenset(cohort.notes), longest_record(one))
 
     def attempt(self, server: Tree, states: RemoteStates, chosen: list[int], round: int, template: Template) -> Attempt:
         """Send requests to the chosen clients and merge what they return."""
@@ -87,10 +98,11 @@ class Exchange:
         requests = dict(self._requests(server, states, chosen, round, token))
         shares: dict[int, Share] = {}
         lost: set[int] = set()
-        for name, content in self.coordinator.ask("train", requests, self.coordinator.participation.timeout):
+        timeout = self.coordinator.participation.timeout
+        for name, content in self.coordinator.ask("train", requests, timeout, template.longest):
             client = self.registry.names.index(name)
             try:
-                reply, records = decode(content, TrainReply)
+                reply, records = decode(content, TrainReply, template.longest)
                 if reply.status == "lost":
                     lost.add(client)
                 shares[client] = self._share(client, reply, records, round, template)
