@@ -174,7 +174,8 @@ def _value(draw: random.Random) -> Any:
 
     return draw.choice(
         (None, True, False, 0, 1, -1, 1.0, 1e400, 10**4000, "tensor", "plain", "", [], {}, [3, 4], [3.0, 4.0],
-         ["tensor"], {"dict": {}}, {"dict": {"a": "tensor"}}, {"dict": {"a.b": "tensor", "a": {"dict": {"b": "tensor"}}}},
+         ["tensor"], {"dict": {}}, {"dict": {"a": "tensor"}},
+         {"dict": {"a.b": "tensor", "a": {"dict": {"b": "tensor"}}}},
          {"type": draw.choice(TYPES), "fields": {}}, {"type": TYPES[0], "fields": {"theta": "tensor"}},
          {"type": TYPES[0], "fields": {"theta": None}}, {"type": [], "fields": {}}, {"type": "os.system", "fields": {}},
          {"type": TYPES[0], "fields": {"theta": "tensor"}, "static": {"x": 1}}, deep(), "x" * 100_000)
