@@ -1,5 +1,7 @@
 """ADF: assumed density filtering, whose cavity is the whole posterior."""
 
+from torch import Tensor
+
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.factors import Factors
 from consilience.core.gaussian import Gaussian
@@ -12,7 +14,10 @@ class ADF(Factors):
     """cavity = q: correct for data that is seen once. Here it is a baseline: every further visit counts the same data
     again, so the precision grows without bound and learning stops."""
 
+    def cavity(self, q: Gaussian, state: None, share: Tensor) -> Gaussian:
+        return Gaussian(q.eta.expand(len(share), -1), q.lam.expand(len(share), *q.lam.shape))
+
     def local(self, task: Task, message: Gaussian, state: None, cohort: Cohort) -> tuple[Gaussian, None]:
         q = message
-        cavity = Gaussian(q.eta.expand(len(cohort), -1), q.lam.expand(len(cohort), *q.lam.shape))
-        return self.damped(self.infer(task, cavity, q.mean, cohort) / q, cohort), None
+        tilted = self.infer(task, self.cavity(q, state, cohort.share), q.mean, cohort)
+        return self.damped(tilted / q, cohort), None

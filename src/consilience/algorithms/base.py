@@ -96,6 +96,18 @@ class Algorithm(ABC):
         disk was lost. It keeps what the server holds about all clients' states together, such as their mean, true."""
         return server
 
+    def measures(
+        self, message: Any, state: Any, update: Any, *, n: Tensor, round_size: int, examples: int
+    ) -> dict[str, Tensor]:
+        """Numbers [K] about each client's update, by which the server judges it. `message`, `state` and `update` are
+        those of `local`; `n` [K, 1], `round_size` and `examples` are those of its cohort."""
+        return {}
+
+    def refusals(self, measures: dict[str, Tensor]) -> dict[int, str]:
+        """The clients whose updates the server refuses, by their rows in the `measures` of a whole round, and why. A
+        refused client keeps the state that it had before the round."""
+        return {}
+
     @abstractmethod
     def fuse(self, server: Any, update: Any) -> Tree:
         """The server's state after a round, from the sum of the updates (or from all of them, if not additive)."""

@@ -36,10 +36,13 @@ class FedEP(Factors):
 
     def local(self, task: Task, message: Gaussian, state: Client, cohort: Cohort) -> tuple[Gaussian, Client]:
         q = message
-        cavity = (q / state.factor).informative()
+        cavity = self.cavity(q, state, cohort.share)
         tilted = self.infer(task, cavity, q.mean, cohort)
         delta = self.damped(self.infer.refinement(tilted, q), cohort)
         return delta, self.follow(state, delta)
+
+    def cavity(self, q: Gaussian, state: Client, share: Tensor) -> Gaussian:
+        return (q / state.factor).informative()
 
     def follow(self, state: Client, update: Gaussian) -> Client:
         return Client(*self._on_sites.step(state.factor, update, state.memory))

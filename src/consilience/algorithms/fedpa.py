@@ -70,6 +70,10 @@ class FedPADiagonal(Factors):
     def name(self) -> str:
         return f"FedPA({self.infer.letter})"
 
+    def cavity(self, q: Gaussian, state: None, share: Tensor) -> Gaussian:
+        return Gaussian.flat(q.eta.expand(len(share), -1))
+
     def local(self, task: Task, message: Gaussian, state: None, cohort: Cohort) -> tuple[Gaussian, None]:
-        alone = Gaussian.flat(message.eta.expand(len(cohort), -1))
-        return self.damped(self.infer(task, alone, message.mean, cohort) / message, cohort), None
+        q = message
+        tilted = self.infer(task, self.cavity(q, state, cohort.share), q.mean, cohort)
+        return self.damped(tilted / q, cohort), None

@@ -1,5 +1,7 @@
 """FedSEP: expectation propagation without state at the clients (Guo et al., 2023)."""
 
+from torch import Tensor
+
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.factors import Factors
 from consilience.core.gaussian import Gaussian
@@ -12,8 +14,11 @@ class FedSEP(Factors):
     """A client removes its share of q instead of its own factor: cavity q₋ₖ = p₀ (q / p₀)^(1 − n_k/N), N examples in
     all. Clients keep no state, so there may be any number of them, each seen once."""
 
+    def cavity(self, q: Gaussian, state: None, share: Tensor) -> Gaussian:
+        prior = self.before(q.eta)
+        return prior * (q / prior) ** (1 - share)
+
     def local(self, task: Task, message: Gaussian, state: None, cohort: Cohort) -> tuple[Gaussian, None]:
-        q, prior = message, self.before(message.eta)
-        cavity = prior * (q / prior) ** (1 - cohort.n / cohort.examples)
-        tilted = self.infer(task, cavity, q.mean, cohort)
+        q = message
+        tilted = self.infer(task, self.cavity(q, state, cohort.share), q.mean, cohort)
         return self.damped(self.infer.refinement(tilted, q), cohort), None

@@ -109,7 +109,7 @@ class Gaussian:
         if not self.full:
             guards.count("precision floor", self.lam < floor)
             return Gaussian(self.eta, self.lam.clamp_min(floor))
-        values, vectors, rounding = self._spectrum()
+        values, vectors, rounding = self.spectrum()
         least = rounding.clamp_min(floor)
         guards.count("precision floor", values < least)
         if bool((values >= least).all()):
@@ -123,7 +123,7 @@ class Gaussian:
             lost = self.lam < 0
             guards.count("cavity without precision", lost)
             return Gaussian(self.eta.masked_fill(lost, 0), self.lam.masked_fill(lost, 0))
-        values, vectors, rounding = self._spectrum()
+        values, vectors, rounding = self.spectrum()
         kept = values >= -rounding
         guards.count("cavity without precision", ~kept)
         if bool(kept.all()):
@@ -132,7 +132,7 @@ class Gaussian:
         eta = (held @ (held.mT @ self.eta.unsqueeze(-1))).squeeze(-1)
         return Gaussian(eta, (held * values.unsqueeze(-2)) @ held.mT)
 
-    def _spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
+    def spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
         """Eigenvalues and eigenvectors of a full Λ, and the rounding error of an eigenvalue, [..., 1]."""
         # eigh raises on NaN, which would end the round of all clients: the client gets NaN, and its update is rejected.
         fine = self.lam.isfinite().all(-1).all(-1)[..., None]

@@ -81,6 +81,11 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def share(self) -> Tensor:
+        """Each client's share of all examples of the federation, [K, 1]."""
+        return self.n / self.examples
+
     def epoch(self, number: int, size: int) -> Iterator[tuple[int, Batch]]:
         """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients). The
         last batch may be smaller."""

@@ -128,7 +128,7 @@ class Together(Ranks):
             "failure": _words(failure),
             "server": fingerprint(server),
             "share": share.facts(),
-            "plans": [blueprint(tree) for tree in (share.update, share.states, tuple(share.notes.values()))],
+            "plans": [blueprint(tree) for tree in (share.update, share.states, share.numbers)],
         }
         everyone = [json.loads(text) for text in self._exchange(json.dumps(facts))]
         if failure is not None:
@@ -144,11 +144,11 @@ class Together(Ranks):
         if not any(counts):
             return together
         teller = next(other for other, count in zip(everyone, counts, strict=True) if count)
-        plans, names = teller["plans"], teller["share"]["notes"]
+        plans = teller["plans"]
         update = self._sum(share.update, plans[0]) if additive else self._rows(share.update, plans[0], counts)
         states = self._rows(share.states, plans[1], counts)
-        values = self._rows(tuple(share.notes.values()), plans[2], counts)
-        return replace(together, update=update, states=states, notes=dict(zip(names, values, strict=True)))
+        notes, measures = self._rows(share.numbers, plans[2], counts)
+        return replace(together, update=update, states=states, notes=notes, measures=measures)
 
     def led(self, work: Callable[[], T]) -> T:
         done: list[T] = []

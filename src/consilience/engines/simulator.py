@@ -21,7 +21,7 @@ from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Ranks
 from consilience.engines.session import RoundResult, Session
 from consilience.engines.states import States
-from consilience.engines.work import Share, chunks, compute, part_of
+from consilience.engines.work import Share, chunks, compute, part_of, refused_clients
 from consilience.engines.workers import Pool, give_memory_back, keep_memory
 from consilience.tasks.statistics import Sums, client_sums, estimate, with_sums
 from consilience.tasks.task import Task
@@ -162,17 +162,32 @@ class Simulation(Session):
 
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
         ids = self._longest_first(ids)  # dealt out in turn, so that all ranks have about as much to do
+        message = self._algorithm.message(server, ids)
+        with self._cores_for_workers():
+            share = self._judged(server, message, states, ids, round)
+            states.commit(torch.tensor(share.accepted, dtype=torch.int64), share.states, round)
+        shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
+        return RoundResult(_by_id(share, self._algorithm.additive), server, shared * len(ids) + own)
+
+    def _judged(self, server: Tree, message: Tree, states: States, ids: Tensor, round: int) -> Share:
+        """The round's share without the clients that the method refuses. As their updates are in the sum, the others
+        are computed again: all randomness is a function of the round and the client, so their updates are the same."""
+        share = self._shared(server, message, states, ids, round)
+        refused = refused_clients(self._algorithm, share)
+        if not refused:
+            return share
+        kept = torch.tensor([client not in refused for client in ids.tolist()])
+        again = Share() if not kept.any() else self._shared(server, part_of(message, kept), states, ids[kept], round)
+        return replace(again, rejected=again.rejected | refused, bytes_up=share.bytes_up)
+
+    def _shared(self, server: Tree, message: Tree, states: States, ids: Tensor, round: int) -> Share:
+        """The share of all ranks, each of which computes its hand of the clients `ids`."""
         hand = slice(self._ranks.rank, None, self._ranks.size)
 
         def work() -> Share:
             return self._everyone(ids[hand], part_of(message, hand), states.gather(ids[hand]), round)
 
-        with self._cores_for_workers():
-            message = self._algorithm.message(server, ids)
-            share = self._ranks.merge(work, server, self._algorithm.additive)
-            states.commit(torch.tensor(share.accepted, dtype=torch.int64), share.states, round)
-        shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
-        return RoundResult(_by_id(share, self._algorithm.additive), server, shared * len(ids) + own)
+        return self._ranks.merge(work, server, self._algorithm.additive)
 
     def statistics(self, theta: Tensor) -> Sums | None:
         def ask(total: Sums | None) -> Iterator[Sums]:
@@ -242,6 +257,7 @@ def _by_id(share: Share, additive: bool) -> Share:
         return share
     order = torch.tensor(share.accepted).argsort()
     update = rows(share.update, order)
-    notes = {name: value[order] for name, value in share.notes.items()}
+    notes, measures = rows(share.numbers, order)
     accepted = [share.accepted[i] for i in order.tolist()]
-    return replace(share, update=update, accepted=accepted, notes=notes, states=rows(share.states, order))
+    states = rows(share.states, order)
+    return replace(share, update=update, accepted=accepted, notes=notes, measures=measures, states=states)

@@ -21,46 +21,48 @@ from consilience.tasks.task import Task
 @dataclass
 class Share:
     """The result of a group of clients. `update` is summed over accepted clients for additive methods, else it has
-    a row for each of `accepted`; `states` and `notes` have a row for each of `accepted`."""
+    a row for each of `accepted`; `states`, `notes` and `measures` have a row for each of `accepted`."""
 
     update: Tree = None
     states: Tree = None
     accepted: list[int] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)
     notes: dict[str, Tensor] = field(default_factory=dict)
+    measures: dict[str, Tensor] = field(default_factory=dict)
     guards: dict[str, int] = field(default_factory=dict)
     bytes_up: int = 0
 
     def merge(self, other: Share, additive: bool) -> Share:
         if not other.accepted:
-            update, states, notes = self.update, self.states, self.notes
+            update, states, numbers = self.update, self.states, self.numbers
         elif not self.accepted:
-            update, states, notes = other.update, other.states, other.notes
+            update, states, numbers = other.update, other.states, other.numbers
         else:
             update = add(self.update, other.update) if additive else _join(self.update, other.update)
-            states = _join(self.states, other.states)
-            notes = {name: torch.cat([value, other.notes[name]]) for name, value in self.notes.items()}
+            states, numbers = _join((self.states, self.numbers), (other.states, other.numbers))
         counts = {g: self.guards.get(g, 0) + other.guards.get(g, 0) for g in {**self.guards, **other.guards}}
         accepted, rejected = self.accepted + other.accepted, self.rejected | other.rejected
-        return Share(update, states, accepted, rejected, notes, counts, self.bytes_up + other.bytes_up)
+        return Share(update, states, accepted, rejected, *numbers, counts, self.bytes_up + other.bytes_up)
+
+    @property
+    def numbers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The notes and the measures, which are on the host."""
+        return self.notes, self.measures
 
     def facts(self) -> dict[str, Any]:
         return {
             "accepted": self.accepted,
             "rejected": list(self.rejected.items()),
-            "notes": list(self.notes),
             "guards": self.guards,
             "bytes_up": self.bytes_up,
         }
 
     @classmethod
-    def of(
-        cls, facts: dict[str, Any], update: Tree = None, states: Tree = None, notes: tuple[Tensor, ...] = ()
-    ) -> Share:
+    def of(cls, facts: dict[str, Any], update: Tree = None, states: Tree = None, numbers: Tree = ({}, {})) -> Share:
         """A share from its facts and, if they are here, its tensors."""
-        named = dict(zip(facts["notes"], notes, strict=True)) if notes else {}
+        notes, measures = numbers
         rejected = dict(facts["rejected"])
-        return cls(update, states, facts["accepted"], rejected, named, facts["guards"], facts["bytes_up"])
+        return cls(update, states, facts["accepted"], rejected, notes, measures, facts["guards"], facts["bytes_up"])
 
 
 def _join(a: Tree, b: Tree) -> Tree:
@@ -81,8 +83,9 @@ def compute(
     Rejected rows are dropped by selection: 0 · NaN is NaN, so a weight of zero would not do."""
     name = cohort.federation.name
     try:
+        message, states = to((message, states), task.device)
         with guards.watch() as counts:
-            update, new_states = algorithm.local(task, to(message, task.device), to(states, task.device), cohort)
+            update, new_states = algorithm.local(task, message, states, cohort)
     except (ConsilienceError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -90,8 +93,8 @@ def compute(
         raise ClientError(who, cohort.round, "local", _why(error, len(cohort))) from error
     check_rows(update, len(cohort), "local", "update's ")
     check_rows(new_states, len(cohort), "local", "new state's ")
-    up, accepted = nbytes(update), cohort.ids.tolist()
-    notes = {key: value.detach().reshape(len(cohort)).cpu() for key, value in cohort.notes.items()}
+    up, accepted, n = nbytes(update), cohort.ids.tolist(), cohort.n
+    notes = _on_host(cohort.notes)
     total = tree_map(lambda leaf: leaf.sum(0), update)
     rejected: dict[int, str] = {}
     if not _finite((total, tree_map(lambda leaf: leaf.sum(0), new_states))):
@@ -99,11 +102,24 @@ def compute(
     if rejected:
         kept = torch.tensor([i for i, c in enumerate(accepted) if c not in rejected], dtype=torch.int64)
         accepted = [accepted[i] for i in kept.tolist()]
-        update, new_states = rows((update, new_states), kept.to(task.device))
-        notes = {key: value[kept] for key, value in notes.items()}
+        at, notes = kept.to(task.device), rows(notes, kept)
+        message, (states, update, new_states, n) = part_of(message, at), rows((states, update, new_states, n), at)
         total = tree_map(lambda leaf: leaf.sum(0), update)
+    measures = algorithm.measures(message, states, update, n=n, round_size=cohort.round_size, examples=cohort.examples)
     acted = {key: int(value) for key, value in counts.items() if int(value)}
-    return Share(total if algorithm.additive else update, to(new_states, keep), accepted, rejected, notes, acted, up)
+    fused = total if algorithm.additive else update
+    return Share(fused, to(new_states, keep), accepted, rejected, notes, _on_host(measures), acted, up)
+
+
+def _on_host(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A number for each client, [K]."""
+    return {name: values.detach().flatten().cpu() for name, values in numbers.items()}
+
+
+def refused_clients(algorithm: Algorithm, share: Share) -> dict[int, str]:
+    """The clients of a whole round whose updates the method refuses, and why."""
+    refused = algorithm.refusals(share.measures) if share.accepted else {}
+    return {share.accepted[row]: reason for row, reason in refused.items()}
 
 
 def check_rows(tree: Tree, clients: int, function: str, what: str = "") -> None:

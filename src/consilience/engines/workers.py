@@ -116,7 +116,7 @@ def give_memory_back() -> None:
 
 
 def _pack_share(share: Share) -> bytes:
-    return pack((share.update, share.states, tuple(share.notes.values())), share=json.dumps(share.facts()))
+    return pack((share.update, share.states, share.numbers), share=json.dumps(share.facts()))
 
 
 def _unpack_share(reply: bytes) -> Share:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,8 @@ from consilience.flower.storage import ClientStorage, Result
 from consilience.runs.identity import about, describe
 from consilience.tasks.statistics import client_sums, with_sums
 from consilience.tasks.task import Task
+
+log = logging.getLogger("consilience")
 
 
 def fingerprint(method: Method, task: Task) -> str:
@@ -91,6 +94,8 @@ class FlowerClient:
         """(reply, packed update). The same request again gets the same reply from the disk."""
         if request.fingerprint != self.fingerprint:
             return TrainReply(status="failed", reason=self._disagreement(request.fingerprint)), None
+        if request.refused:
+            log.warning("round %d: the server refused the last update: %s", request.round, request.refused)
         storage = ClientStorage(self.folder, request.experiment, self.name)
         done = storage.read(request.token)
         if done is not None:

@@ -1,7 +1,7 @@
 """One attempt at a round: training requests to the chosen clients, and their checked replies."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -13,7 +13,7 @@ from consilience.algorithms.base import Algorithm
 from consilience.core.errors import RecordError
 from consilience.core.records import Addressed, Tree, nbytes, pack, to, tree_map
 from consilience.data import Cohort, Federation
-from consilience.engines import Share, States, part_of
+from consilience.engines import Share, States, part_of, refused_clients
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import (
     NO_STATE,
@@ -69,6 +69,8 @@ class Exchange:
     precision: str
     _limited: set[int] = field(default_factory=set)
     """The clients whose weight was reduced. Each is logged once."""
+    _refused: dict[int, str] = field(default_factory=dict)
+    """Why clients' last updates were refused, until the clients are told."""
 
     def template(self, server: Tree, states: States, ids: Tensor) -> Template:
         """The template of an update: `local` of the first client on examples of zeros."""
@@ -95,7 +97,8 @@ class Exchange:
     def attempt(self, server: Tree, states: RemoteStates, chosen: list[int], round: int, template: Template) -> Attempt:
         """Send requests to the chosen clients and merge what they return."""
         token = Token(self.registry.start, self.coordinator.next_request())
-        requests = dict(self._requests(server, states, chosen, round, token))
+        message = self.algorithm.message(server, torch.tensor(chosen))
+        requests = dict(self._requests(message, states, chosen, round, token))
         shares: dict[int, Share] = {}
         lost: set[int] = set()
         timeout = self.coordinator.participation.timeout
@@ -105,28 +108,48 @@ class Exchange:
                 reply, records = decode(content, TrainReply, template.longest)
                 if reply.status == "lost":
                     lost.add(client)
-                shares[client] = self._share(client, reply, records, round, template)
+                share = self._share(client, reply, records, round, template)
+                own = to(part_of(message, torch.tensor([chosen.index(client)])), self.task.device)
+                shares[client] = self._measured(share, client, own, states)
             except RecordError as error:
                 shares[client] = Share(rejected={client: str(error)})
-        merged = reduce(lambda a, b: a.merge(b, self.algorithm.additive), (shares[c] for c in sorted(shares)))
+        judged = refused_clients(self.algorithm, self._merged(replace(share, update=None) for share in shares.values()))
+        self._refused |= judged
+        shares |= {client: Share(rejected={client: reason}) for client, reason in judged.items()}
+        merged = self._merged(shares[client] for client in sorted(shares))
         accepted = {c: self._new_state(states, c, token, shares[c].update) for c in merged.accepted}
         down = sum(len(data) for content in requests.values() for data in packed_records(content).values())
         return Attempt(replace(merged, update=to(merged.update, self.task.device)), accepted, lost, down)
+
+    def _merged(self, shares: Iterable[Share]) -> Share:
+        return reduce(lambda a, b: a.merge(b, self.algorithm.additive), shares)
+
+    def _measured(self, share: Share, client: int, message: Tree, states: RemoteStates) -> Share:
+        """The share of one client with the measures of its update."""
+        measures = self.algorithm.measures(
+            message,
+            to(states.gather(torch.tensor([client])), self.task.device),
+            to(self._row(share.update), self.task.device),
+            n=self.federation.sizes[client].to(self.task.initial()).view(1, 1),
+            round_size=self.cohort,
+            examples=self.federation.examples,
+        )
+        return replace(share, measures=to(measures, "cpu"))
+
+    def _row(self, update: Tree) -> Tree:
+        """A client's update with a client axis."""
+        return tree_map(lambda leaf: leaf.unsqueeze(0), update) if self.algorithm.additive else update
 
     def _new_state(self, states: RemoteStates, client: int, token: Token, update: Tree) -> tuple[Token, Tree]:
         """(token, state) of an accepted client; the state is None if only the client can know it."""
         before = states.gather(torch.tensor([client]))
         if before is None:
             return NO_STATE, None
-        row = to(update, states.device)
-        if self.algorithm.additive:
-            row = tree_map(lambda leaf: leaf.unsqueeze(0), row)
-        return token, self.algorithm.follow(before, row)
+        return token, self.algorithm.follow(before, to(self._row(update), states.device))
 
     def _requests(
-        self, server: Tree, states: RemoteStates, chosen: list[int], round: int, token: Token
+        self, message: Tree, states: RemoteStates, chosen: list[int], round: int, token: Token
     ) -> Iterator[tuple[str, RecordDict]]:
-        message = self.algorithm.message(server, torch.tensor(chosen))
         shared = None if isinstance(message, Addressed) else pack(message)
         for i, client in enumerate(chosen):
             records = {"message": shared or pack(part_of(message, slice(i, i + 1)))}
@@ -147,6 +170,7 @@ class Exchange:
                 token=token,
                 base=base,
                 keep=states.kept(client),
+                refused=self._refused.pop(client, ""),
             )
             yield self.federation.name(client), encode(request, **records)
 
@@ -168,4 +192,4 @@ class Exchange:
             log.warning("round %d: %r claims a weight of %g, which is reduced", round, name, claimed)
         notes = {name: torch.tensor([value], dtype=torch.float64) for name, value in reply.notes.items()}
         acted = reply.guards | ({} if claimed is None else {"weight reduced": 1})
-        return Share(update, None, [client], {}, notes, acted, nbytes(update))
+        return Share(update, None, [client], {}, notes, guards=acted, bytes_up=nbytes(update))

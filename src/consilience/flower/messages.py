@@ -93,7 +93,8 @@ class TrainRequest(Payload):
 
     The client starts from the state of the request `base`, which is on its disk, or from the state in this request if
     `base` is `NO_STATE`. It stores its new state as `token`. The next request's `base` is the only acknowledgement of
-    an accepted update. `keep` are the states that the server may go back to."""
+    an accepted update. `keep` are the states that the server may go back to. `refused` is the reason why the server
+    refused the client's last update, for the log of the site."""
 
     records = frozenset({"message", "state"})
     experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
@@ -108,6 +109,7 @@ class TrainRequest(Payload):
     token: Token
     base: Token
     keep: Annotated[list[Token], Field(max_length=MANY)]
+    refused: Text = ""
 
 
 class TrainReply(Payload):

@@ -1,12 +1,15 @@
 """Factors: clients send Gaussian factors, the server multiplies them."""
 
+from abc import abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.shared import averaging
+from consilience.algorithms.shared.judging import judged, measured
 from consilience.core import ConsilienceError, Gaussian, NonNegative, Positive, guards, record, tree_map
 from consilience.data.cohort import Cohort, Info
 from consilience.inference import Identity, Tilted
@@ -28,13 +31,22 @@ class Factors(Algorithm):
 
     `infer` finds each client's tilted distribution. `damping` is δ; None is 1/K for the K clients of a round. `clip`
     limits the length of Δ_k's natural parameters. `prior` is the precision of p₀ = N(0, 1/prior), a factor that the
-    server holds: q = p₀ · Π sites."""
+    server holds: q = p₀ · Π sites.
+
+    The server refuses an update if its tilted distribution has no positive precision, if the site = tilted / cavity has
+    more than `max_precision` times the round's median precision an example, or if the mean moves by more than
+    `max_move` · max(1, the round's median move) standard deviations of q. Where δ ≤ 1/K and the server's optimiser has
+    no memory, q's mean then moves by no more than that in a round. `max_surprise` refuses sites that disagree with
+    their cavity by more than so many times max(1, the median). None means no bound."""
 
     infer: Tilted = Identity()
     server: ServerOptimizer = Momentum()
     damping: Positive | None = None
     clip: Positive | None = None
     prior: NonNegative = 0.0
+    max_precision: Positive | None = 100.0
+    max_move: Positive | None = 100.0
+    max_surprise: Positive | None = None
 
     @property
     def name(self) -> str:
@@ -56,7 +68,24 @@ class Factors(Algorithm):
     def damped(self, delta: Gaussian, cohort: Cohort) -> Gaussian:
         """Δ^δ, clipped first."""
         delta = delta if self.clip is None else delta.clip(self.clip)
-        return delta ** (self.damping or 1 / cohort.round_size)
+        return delta ** self._power(cohort.round_size)
+
+    def _power(self, round_size: int) -> float:
+        return self.damping or 1 / round_size
+
+    @abstractmethod
+    def cavity(self, q: Gaussian, state: Any, share: Tensor) -> Gaussian:
+        """The belief without each client, which has this `share` [K, 1] of all examples."""
+
+    def measures(
+        self, message: Gaussian, state: Any, update: Gaussian, *, n: Tensor, round_size: int, examples: int
+    ) -> dict[str, Tensor]:
+        delta = update ** (1 / self._power(round_size))
+        cavity = self.cavity(message, state, n / examples)
+        return measured(message, delta, cavity, n, surprise=self.max_surprise is not None)
+
+    def refusals(self, measures: dict[str, Tensor]) -> dict[int, str]:
+        return judged(measures, self.max_precision, self.max_move, self.max_surprise)
 
     def fuse(self, server: Server, update: Gaussian) -> Server:
         q, memory = self.server.step(server.q, update, server.memory)
