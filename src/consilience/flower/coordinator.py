@@ -24,8 +24,8 @@ class Participation:
 
     A run begins when `clients` sites are online. A round counts if at least `min_clients` of its clients send an
     update that is accepted. The clients of a round have `timeout` seconds. If too few are online, the server waits
-    `patience` seconds before it gives up. No site counts for more than `max_examples`, which is 100 times the median of
-    all sites by default."""
+    `patience` seconds before it gives up. No site counts for more than `max_examples`, which by default is 10 times the
+    median of all sites, and no more than all other sites have together if there are three or more."""
 
     clients: Count
     min_clients: Count = 1

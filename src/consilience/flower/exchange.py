@@ -1,6 +1,7 @@
 """One attempt at a round: training requests to the chosen clients, and their checked replies."""
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -10,6 +11,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
+from consilience.core import keys
 from consilience.core.errors import RecordError
 from consilience.core.records import Addressed, Tree, nbytes, pack, to, tree_map
 from consilience.data import Cohort, Federation
@@ -27,7 +29,7 @@ from consilience.flower.messages import (
 )
 from consilience.flower.registry import Registry
 from consilience.flower.states import RemoteStates
-from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update
+from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update, magnitude
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
@@ -116,10 +118,38 @@ class Exchange:
         judged = refused_clients(self.algorithm, self._merged(replace(share, update=None) for share in shares.values()))
         self._refused |= judged
         shares |= {client: Share(rejected={client: reason}) for client, reason in judged.items()}
+        shares |= self._overflowing(server, shares, round)
         merged = self._merged(shares[client] for client in sorted(shares))
         accepted = {c: self._new_state(states, c, token, shares[c].update) for c in merged.accepted}
         down = sum(len(data) for content in requests.values() for data in packed_records(content).values())
         return Attempt(replace(merged, update=to(merged.update, self.task.device)), accepted, lost, down)
+
+    def _overflowing(self, server: Tree, shares: dict[int, Share], round: int) -> dict[int, Share]:
+        """Rejected shares of the clients, those with the largest numbers first, with whose updates the server's state
+        would not be finite though it is now. The server tries updates only if their numbers, or its own, are so large
+        that products may overflow."""
+        sizes = {client: magnitude(share.update) for client, share in shares.items() if share.accepted}
+        worst = sorted(sizes, key=lambda client: (sizes[client], client))
+        now = magnitude(server)
+        if not math.isfinite(now) or max(now, sum(sizes.values())) <= 1:
+            return {}
+        found = {}
+        while worst and not self._stays_finite(server, self._merged(shares[c] for c in sorted(worst)), round):
+            client = worst.pop()
+            found[client] = Share(rejected={client: "its update is so large that the server's state would overflow"})
+        return found
+
+    def _stays_finite(self, server: Tree, share: Share, round: int) -> bool:
+        """Whether the server's state after a round with these updates is finite."""
+        key = keys.key(self.seed, purpose="server", round=round).to(self.task.device)
+        try:
+            fused = self.algorithm.fuse(server, to(share.update, self.task.device))
+            after = self.algorithm.advance(self.task, fused, key)
+            return math.isfinite(magnitude((after, self.algorithm.posterior(after).mean)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # numbers that overflow make decompositions and solvers fail
+            return False
 
     def _merged(self, shares: Iterable[Share]) -> Share:
         return reduce(lambda a, b: a.merge(b, self.algorithm.additive), shares)
