@@ -50,6 +50,8 @@ class Coordinator:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     online: dict[str, tuple[Node, SiteInfo]] = field(default_factory=dict)
+    capped: set[str] = field(default_factory=set)
+    """The sites that count for fewer held-out examples than they have. Each is logged once."""
     _asked: dict[Node, float] = field(default_factory=dict)
     _unknown: set[Node] = field(default_factory=set)
     _registered: set[str] = field(default_factory=set)

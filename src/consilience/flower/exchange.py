@@ -1,7 +1,6 @@
 """One attempt at a round: training requests to the chosen clients, and their checked replies."""
 
 import logging
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -29,7 +28,7 @@ from consilience.flower.messages import (
 )
 from consilience.flower.registry import Registry
 from consilience.flower.states import RemoteStates
-from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update, magnitude
+from consilience.flower.updates import LARGE, LARGEST, TEMPLATE_EXAMPLES, check_update, magnitude
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
@@ -125,30 +124,27 @@ class Exchange:
         return Attempt(replace(merged, update=to(merged.update, self.task.device)), accepted, lost, down)
 
     def _overflowing(self, server: Tree, shares: dict[int, Share], round: int) -> dict[int, Share]:
-        """Rejected shares of the clients, those with the largest numbers first, with whose updates the server's state
-        would not be finite though it is now. The server tries updates only if their numbers, or its own, are so large
-        that products may overflow."""
+        """Rejected shares of the clients, those with the largest numbers first, with whose updates numbers of the
+        server's state would overflow. The server tries updates only if their numbers, or its own, are large."""
         sizes = {client: magnitude(share.update) for client, share in shares.items() if share.accepted}
-        worst = sorted(sizes, key=lambda client: (sizes[client], client))
-        now = magnitude(server)
-        if not math.isfinite(now) or max(now, sum(sizes.values())) <= 1:
+        kept, now = sorted(sizes, key=lambda client: (sizes[client], client)), magnitude(server)
+        if not now <= LARGEST or max([now, *sizes.values()]) <= LARGE:
             return {}
-        found = {}
-        while worst and not self._stays_finite(server, self._merged(shares[c] for c in sorted(worst)), round):
-            client = worst.pop()
-            found[client] = Share(rejected={client: "its update is so large that the server's state would overflow"})
-        return found
+        while kept and not self._stays_finite(server, self._merged(shares[c] for c in sorted(kept)), round):
+            kept.pop()
+        reason = "its update is so large that numbers of the server's state would overflow"
+        return {client: Share(rejected={client: reason}) for client in sizes if client not in kept}
 
     def _stays_finite(self, server: Tree, share: Share, round: int) -> bool:
-        """Whether the server's state after a round with these updates is finite."""
+        """Whether the server's state and mean after a round with these updates have numbers of use."""
         key = keys.key(self.seed, purpose="server", round=round).to(self.task.device)
         try:
             fused = self.algorithm.fuse(server, to(share.update, self.task.device))
             after = self.algorithm.advance(self.task, fused, key)
-            return math.isfinite(magnitude((after, self.algorithm.posterior(after).mean)))
+            return magnitude((after, self.algorithm.posterior(after).mean)) <= LARGEST
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # numbers that overflow make decompositions and solvers fail
+        except Exception:  # decompositions and solvers fail where numbers overflow
             return False
 
     def _merged(self, shares: Iterable[Share]) -> Share:

@@ -1,5 +1,6 @@
 """Checks of a site's update before it changes the global model."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from statistics import median_low
@@ -10,6 +11,8 @@ from torch import Tensor
 from consilience.core import RecordError, Tree, Weighted, leaves, tree_map, unpack
 
 PLAUSIBLE = 10  # times the median: the largest number of examples that is believed by default
+LARGE = 0.2  # the `magnitude` above which sums and products of several numbers may overflow
+LARGEST = 0.5  # the `magnitude` of a server's state above which it has no use: its squares overflow
 TEMPLATE_EXAMPLES = 2  # examples of the client from which the server computes the template of an update
 
 
@@ -71,10 +74,10 @@ def _scaled(tree: Tree, weight: float, most: float) -> tuple[Tree, float | None]
 
 
 def magnitude(tree: Tree) -> float:
-    """The largest absolute value of a tree relative to the fourth root of the largest number of its dtype; NaN if it
-    holds one. Where it is below 1, products of four numbers do not overflow."""
-    parts = [leaf for _, leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
-    sizes = [float(leaf.abs().max()) / torch.finfo(leaf.dtype).max ** 0.25 for leaf in parts]
+    """The logarithm of a tree's largest absolute value over that of the largest number of its dtype, at least 0: above
+    0.5 squares overflow; NaN if the tree holds one."""
+    parts = [leaf.abs().max() for _, leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
+    sizes = [float(part.double().log() / math.log(torch.finfo(part.dtype).max)) for part in parts]
     return float(torch.tensor([0.0, *sizes], dtype=torch.float64).max())
 
 
@@ -82,7 +85,7 @@ def most_examples(claimed: Iterable[int]) -> int:
     """The number of examples above which a site of these is not believed: `PLAUSIBLE` times the median and, of three or
     more sites, as many as all others together, so that no site has most of the weight."""
     sizes = sorted(claimed)
-    most = PLAUSIBLE * median_low(sizes)
+    most = PLAUSIBLE * median_low(sizes or [0])
     return most if len(sizes) < 3 else min(most, sum(min(size, most) for size in sizes[:-1]))
 
 
