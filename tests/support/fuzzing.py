@@ -48,6 +48,19 @@ def nested(levels: int) -> bytes:
     return _joined({"__metadata__": {"record": "[" * levels + "]" * levels}}, b"")
 
 
+def zeros(count: int) -> bytes:
+    """A packed update of `count` parameters, made without a tensor."""
+    structure = {
+        "type": type_name(Weighted),
+        "fields": {"total": {"type": type_name(Point), "fields": {"theta": "tensor"}}, "weight": "tensor"},
+    }
+    arrays = {
+        "total.theta": {"dtype": "F64", "shape": [count], "data_offsets": [0, 8 * count]},
+        "weight": {"dtype": "F64", "shape": [1], "data_offsets": [8 * count, 8 * count + 8]},
+    }
+    return _joined({"__metadata__": {"record": json.dumps(structure)}, **arrays}, bytes(8 * count + 8))
+
+
 def mutated(data: bytes, draw: random.Random) -> bytes:
     """A damaged copy of a packed record."""
     for _ in range(draw.choice((1, 1, 2, 3))):
@@ -122,7 +135,7 @@ def _structure(data: bytes, draw: random.Random) -> bytes:
         return data
     what = draw.random()
     if what < 0.1:
-        levels = draw.choice((3, 40, 400, 900, 5000, 100_000))
+        levels = draw.choice((3, 40, 400, *range(480, 500), 900, 5000, 100_000))
         text = "[" * levels + (text if draw.random() < 0.5 else "") + "]" * levels
     elif what < 0.15:
         text = text.replace("{", '{"type": "x", ', 1)
