@@ -24,6 +24,7 @@ from attacking import Outcome, attack
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 CLIP = 0.5
+LUGGAGE = 400  # megabytes
 FUZZED = int(os.environ.get("FUZZED", "50000"))  # records of the campaign
 
 
@@ -99,6 +100,22 @@ def rejection(there: Any, round: int = 1) -> Outcome:
 def more_records() -> Outcome:
     with world(always={"Chur": packed(luggage=bytes(200_000_000))}) as there:
         return rejection(there)
+
+
+@attack(f"an unrequested record of {LUGGAGE} MB in an answer, through a SuperLink")
+def luggage() -> Outcome:
+    from consilience.flower.loopback import Loopback
+
+    app = Path(__file__).parents[1] / "drill_app"
+    with tempfile.TemporaryDirectory() as folder, Loopback(Path(folder)) as federation:
+        federation.node("Cleveland", states=f"{folder}/a")
+        federation.node("Hungary", states=f"{folder}/b", fault="luggage", megabytes=LUGGAGE)
+        run = federation.start(app, method="FedAvg", rounds=1, out=f"{folder}/run")
+        federation.wait(run)
+        peak = float(federation.log(f"run-{run}").read_text().partition("peak memory: ")[2].split()[0])
+        line = json.loads((Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    who = ", ".join(entry["client"] for entry in line["rejected"]) or "nobody"
+    return Outcome(f"rejected: {who}; the server's peak memory is {peak:,.0f} MB", who == "Hungary")
 
 
 @attack("an update of 200 MB where 200 bytes are expected")
