@@ -1,5 +1,6 @@
 """Messages between the server and the sites: checked JSON for plain values, packed records for tensors."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -13,7 +14,15 @@ P = TypeVar("P", bound="Payload")
 LONGEST_PAYLOAD = 100_000  # characters of JSON
 MANY = 1000  # entries of a list or dict of a payload
 Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
-Form = tuple[Dtype, Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=8)]]
+
+
+def _small(shape: list[int]) -> list[int]:
+    if math.prod(shape) > 10**8:
+        raise ValueError("an example of more than 10⁸ numbers")
+    return shape
+
+
+Form = tuple[Dtype, Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8), AfterValidator(_small)]]
 """The dtype and shape of one example."""
 Number = Annotated[int, Field(ge=0, le=10**12)]
 Probability = Annotated[float, Field(ge=0, le=1 + 1e-5, allow_inf_nan=False)]  # a mean of ones may round up

@@ -12,6 +12,7 @@ from consilience.data.ragged import Ragged
 from consilience.data.trees import entries
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import STATISTICS, StatisticsReply, StatisticsRequest, decode, encode, longest_record
+from consilience.flower.updates import LARGEST, magnitude
 from consilience.tasks.statistics import Sums, client_sums
 from consilience.tasks.task import Task
 
@@ -64,6 +65,8 @@ def check_sums(data: bytes, template: Sums, examples: int, fixed: bool = True) -
     sums: Sums = unpack(data, like=template)
     if not all(bool(part.isfinite().all()) for part in (sums.count, sums.first, sums.second)):
         raise RecordError("its sums are not finite")
+    if magnitude(sums) > LARGEST:
+        raise RecordError("its sums are so large that they would overflow")
     most = template.count * examples * (1 + 1e-6) if fixed else float("inf")
     if not bool(((sums.count > 0) & (sums.count <= most)).all()):
         raise RecordError(f"its sums do not count the entries of its {examples} examples")
