@@ -33,18 +33,17 @@ class Factors(Algorithm):
     limits the length of Δ_k's natural parameters. `prior` is the precision of p₀ = N(0, 1/prior), a factor that the
     server holds: q = p₀ · Π sites.
 
-    The server refuses an update if its tilted distribution has no positive precision, if the site = tilted / cavity has
-    more than `max_precision` times the round's median precision an example, or if the mean moves by more than
-    `max_move` · max(1, the round's median move) standard deviations of q. Where δ ≤ 1/K and the server's optimiser has
-    no memory, q's mean then moves by no more than that in a round. `max_surprise` refuses sites that disagree with
-    their cavity by more than so many times max(1, the median). None means no bound."""
+    The server refuses an update if its tilted distribution has no positive precision, if its site = tilted / cavity has
+    more than `max_precision` times the precision of a typical client, or if it moves q's mean by more than `max_move`
+    times a typical move, where a move below a standard deviation of q counts as one. `max_surprise` bounds the
+    disagreement of site and cavity in the same way. None means no bound. See `shared.judging`."""
 
     infer: Tilted = Identity()
     server: ServerOptimizer = Momentum()
     damping: Positive | None = None
     clip: Positive | None = None
     prior: NonNegative = 0.0
-    max_precision: Positive | None = 100.0
+    max_precision: Positive | None = 30.0
     max_move: Positive | None = 100.0
     max_surprise: Positive | None = None
 
@@ -85,7 +84,7 @@ class Factors(Algorithm):
         return measured(message, delta, cavity, n, surprise=self.max_surprise is not None)
 
     def refusals(self, measures: dict[str, Tensor]) -> dict[int, str]:
-        return judged(measures, self.max_precision, self.max_move, self.max_surprise)
+        return judged(measures, precision=self.max_precision, move=self.max_move, surprise=self.max_surprise)
 
     def fuse(self, server: Server, update: Gaussian) -> Server:
         q, memory = self.server.step(server.q, update, server.memory)

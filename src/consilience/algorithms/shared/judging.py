@@ -1,8 +1,8 @@
 """Judging: measures of clients' Gaussian factors, and bounds beyond which a server refuses them.
 
 If the server clipped an update that its client follows in full, q = p₀ Π q_k would be lost. So the server refuses the
-update, and the client keeps its factor. Bounds are relative to the median of the round, which one client of three
-cannot choose.
+update, and the client keeps its factor. Bounds are relative to medians of the round, in which a client counts by its
+examples: clients with less than half of them cannot choose a median.
 """
 
 import torch
@@ -19,7 +19,8 @@ def measured(q: Gaussian, delta: Gaussian, cavity: Gaussian, n: Tensor, *, surpr
 
     - least: the smallest precision λ_t of the tilted distribution along any axis, relative to q's;
     - move: the largest |μ_t − μ| along any axis, from q's mean to the tilted mean, in standard deviations of q;
-    - precision: the largest |λ_s| of the site along any axis, divided by the client's examples n;
+    - precision: the largest |λ_s| of the site along any axis;
+    - examples: n;
     - surprise, if asked for: the mean over axes of (μ_s − μ_c)² / (1/λ_s + 1/λ_c), from the cavity's mean to the
       site's. It is 1 on average if both are beliefs about the same weights.
 
@@ -35,7 +36,8 @@ def measured(q: Gaussian, delta: Gaussian, cavity: Gaussian, n: Tensor, *, surpr
     found = {
         "least": relative.amin(-1),
         "move": (force.abs() / (relative.clamp_min(NEGLIGIBLE) * q.lam.sqrt())).amax(-1),
-        "precision": largest / n.squeeze(-1),
+        "precision": largest,
+        "examples": n.squeeze(-1),
     }
     return found | ({"surprise": _surprise(site, cavity)} if surprise else {})
 
@@ -63,24 +65,48 @@ def _surprise(site: Gaussian, cavity: Gaussian) -> Tensor:
     return torch.where(both, off.square() / (1 / of_site + 1 / of_cavity), 0).mean(-1)
 
 
-def judged(
-    measures: dict[str, Tensor], precision: float | None, move: float | None, surprise: float | None
-) -> dict[int, str]:
-    """The rows of a round that exceed a bound, and why. The median is the lower one of an even number. A bound that is
-    None is not applied."""
-    typical = {name: float(values.double().nanmedian()) for name, values in measures.items()}
-    found: dict[int, str] = {}
-    for row in range(len(measures["least"])):
-        got = {name: float(values[row]) for name, values in measures.items()}
-        if not got["least"] >= -NEGLIGIBLE:
-            found[row] = f"the tilted distribution has no positive precision: {got['least']:.3g} of the posterior's"
-        elif precision is not None and not got["precision"] <= (most := precision * typical["precision"]):
-            found[row] = (
-                f"its factor has a precision of {got['precision']:.3g} an example, more than {most:.3g}, which is "
-                f"{precision:g} times the median"
-            )
-        elif move is not None and not got["move"] <= (most := move * max(1.0, typical["move"])):
-            found[row] = f"it moves the mean by {got['move']:.3g} standard deviations, more than {most:.3g}"
-        elif surprise is not None and not got["surprise"] <= (most := surprise * max(1.0, typical["surprise"])):
-            found[row] = f"the surprise of its factor under the cavity is {got['surprise']:.3g}, more than {most:.3g}"
+def ratios(measures: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Measures [K] of a round relative to typical ones, which are weighted medians:
+
+    - precision: λ_k / (max(n_k, typical n) · typical λ/n). A client with few examples may have as much precision as a
+      typical one: the precision of single examples varies.
+    - move and surprise: relative to max(1, the typical one)."""
+    n, precision = measures["examples"].double(), measures["precision"].double()
+    found = {"precision": precision / (n.clamp_min(_typical(n, n)) * _typical(precision / n, n))}
+    for name in ("move", "surprise"):
+        if name in measures:
+            found[name] = measures[name] / max(1.0, _typical(measures[name], n))
     return found
+
+
+def _typical(values: Tensor, weight: Tensor) -> float:
+    """The weighted median, the lower one of two. Zeros do not count: a factor without information has no scale."""
+    some = values > 0  # false for NaN
+    if not bool(some.any()):
+        return 1.0
+    ordered, order = values[some].sort()
+    below = weight[some][order].cumsum(0)
+    return float(ordered[int((below < below[-1] / 2).sum())])
+
+
+def judged(measures: dict[str, Tensor], **bounds: float | None) -> dict[int, str]:
+    """The rows of a round whose tilted distribution has no positive precision, or whose ratio of a name in `bounds`
+    exceeds the bound, and why. A bound that is None is not applied."""
+    found = {
+        row: f"the tilted distribution has no positive precision: {least:.3g} of the posterior's"
+        for row, least in enumerate(measures["least"].tolist())
+        if not least >= -NEGLIGIBLE
+    }
+    for name, values in ratios(measures).items():
+        bound = bounds[name]
+        for row, ratio in enumerate(values.tolist()):
+            if bound is not None and not ratio <= bound and row not in found:
+                found[row] = f"{WORDS[name]} is {ratio:.3g} times that of a typical client, more than {bound:g}"
+    return found
+
+
+WORDS = {
+    "precision": "the precision of its factor",
+    "move": "its move of the posterior's mean",
+    "surprise": "the surprise of its factor under the cavity",
+}
