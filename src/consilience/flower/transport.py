@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
+from consilience.core.errors import RecordError
 from consilience.core.text import LONGEST
 from consilience.flower.messages import LONGEST_PAYLOAD, Failure
 
@@ -94,6 +94,8 @@ class Transport:
                     yield reply.metadata.reply_to_message_id, _content(reply)
             except httpx.HTTPError:
                 raise
+            except RecordError as error:
+                yield number, Failure(error)
             except Exception as error:  # Flower raises many types for malformed messages
                 yield number, Failure(f"its reply cannot be read ({type(error).__name__})")
 
@@ -103,8 +105,8 @@ class Transport:
 
 
 class Meter:
-    """A client of the SuperLink that reads no more than `left` bytes of objects. Flower pulls a reply object by object,
-    and reports a reply whose object cannot be pulled as an error."""
+    """A client of the SuperLink that reads no more than `left` bytes of objects. Flower pulls a reply object by
+    object."""
 
     def __init__(self, client: Any) -> None:
         self._client, self.left = client, 0
@@ -114,7 +116,7 @@ class Meter:
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802, as Flower names it
         if self.left < 0:
-            raise ObjectPullError(request.object_id, "the reply is longer than was expected")
+            raise RecordError("its reply is longer than was expected")
         found = self._client.PullObject(request)
         self.left -= len(found.object_content)
         return found
