@@ -39,16 +39,19 @@ def watched(found: dict[str, list[dict[str, float]]]) -> Iterator[None]:
     """Collect the extremes of every round's measures by method."""
     refusals = Factors.refusals
 
-    def watching(self: Any, measures: dict[str, Tensor]) -> dict[int, str]:
-        refused = refusals(self, measures)
+    def watching(self: Any, server: Any, update: Any, measures: dict[str, Tensor]) -> dict[int, str]:
+        refused = refusals(self, server, update, measures)
         worst = {name: float(values.max()) for name, values in judging.ratios(measures).items()}
         line = {"least": float(measures["least"].min()), "refused": float(len(refused))}
         found.setdefault(self.name, []).append(line | worst)
         return refused
 
+    def measured(*given: Any, **named: Any) -> dict[str, Tensor]:
+        return judging.measured(*given, **(named | {"surprise": True}))
+
     with (
         patch.object(Factors, "refusals", watching),
-        patch.object(factors, "measured", lambda *given, surprise: judging.measured(*given, surprise=True)),
+        patch.object(factors, "measured", measured),
     ):
         yield
 

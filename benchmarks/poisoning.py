@@ -88,8 +88,8 @@ def hostile(base: type, attack: Attack, defended: bool = True) -> type:
             update = tree_map(mixed, attack(update), update)
             return update, new if state is None else self.follow(state, update)
 
-        def refusals(self, measures: dict[str, Tensor]) -> dict[int, str]:
-            return super().refusals(measures) if defended else {}
+        def refusals(self, server: Any, update: Any, measures: dict[str, Tensor]) -> dict[int, str]:
+            return super().refusals(server, update, measures) if defended else {}
 
     return Hostile
 

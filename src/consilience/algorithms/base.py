@@ -103,9 +103,10 @@ class Algorithm(ABC):
         those of `local`; `n` [K, 1], `round_size` and `examples` are those of its cohort."""
         return {}
 
-    def refusals(self, measures: dict[str, Tensor]) -> dict[int, str]:
-        """The clients whose updates the server refuses, by their rows in the `measures` of a whole round, and why. A
-        refused client keeps the state that it had before the round."""
+    def refusals(self, server: Any, update: Any, measures: dict[str, Tensor]) -> dict[int, str]:
+        """The clients whose updates the server refuses, by their rows in the `measures` of a whole round, and why.
+        `update` is what `fuse` would get. The others are judged again without them, until none is refused. A refused
+        client keeps the state that it had before the round."""
         return {}
 
     @abstractmethod

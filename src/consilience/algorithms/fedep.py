@@ -1,12 +1,13 @@
 """FedEP: federated learning as expectation propagation (Guo et al., 2023)."""
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.factors import Factors, Server, gap_to_product
-from consilience.core import Gaussian, record
+from consilience.core import Gaussian, Positive, record
 from consilience.data.cohort import Cohort, Info
 from consilience.server.optimizers import Moments, Momentum, ServerOptimizer
 from consilience.tasks.task import Task
@@ -26,9 +27,12 @@ class FedEP(Factors):
 
     cavity q₋ₖ = q / q_k; tilted ≈ p(D_k|θ) q₋ₖ; Δ = (tilted / q)^δ; q_k ← q_k · optimiser(Δ), q ← q · optimiser(Π Δ).
     `site` is the clients' optimiser; None copies the server's. A client's memory advances only when it takes part, so
-    with momentum q = p₀ Π q_k need not hold exactly. With plain damping it must: `fit(debug=True)` checks it."""
+    with momentum q = p₀ Π q_k need not hold exactly. With plain damping it must: `fit(debug=True)` checks it. As the
+    server knows what all others say, `max_precision` is narrower than that of other methods."""
 
+    excludes: ClassVar[bool] = True
     site: ServerOptimizer | None = None
+    max_precision: Positive | None = 30.0
 
     def client(self, task: Task, info: Info, n: Tensor) -> Client:
         factor = self.infer.site(info.initial, n)

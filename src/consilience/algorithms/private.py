@@ -121,7 +121,7 @@ class Private(Wrapping):
         sent = update.update.total if isinstance(update.update, Weighted) else update.update
         return {"length": _lengths(sent), "planned": update.planned.mean.squeeze(-1) / round_size}
 
-    def refusals(self, measures: dict[str, Tensor]) -> dict[int, str]:
+    def refusals(self, server: Server, update: Update, measures: dict[str, Tensor]) -> dict[int, str]:
         found: dict[int, str] = {}
         for row, (length, planned) in enumerate(zip(*(values.tolist() for values in measures.values()), strict=True)):
             if not length <= self.clip * (1 + 1e-4):

@@ -173,11 +173,13 @@ class Simulation(Session):
         """The round's share without the clients that the method refuses. As their updates are in the sum, the others
         are computed again: all randomness is a function of the round and the client, so their updates are the same."""
         share = self._shared(server, message, states, ids, round)
-        refused = refused_clients(self._algorithm, share)
+        refused = refused_clients(self._algorithm, server, share)
         if not refused:
             return share
         kept = torch.tensor([client not in refused for client in ids.tolist()])
-        again = Share() if not kept.any() else self._shared(server, part_of(message, kept), states, ids[kept], round)
+        again = Share()
+        if kept.any():
+            again = self._judged(server, part_of(message, kept), states, ids[kept], round)
         return replace(again, rejected=again.rejected | refused, bytes_up=share.bytes_up)
 
     def _shared(self, server: Tree, message: Tree, states: States, ids: Tensor, round: int) -> Share:

@@ -116,9 +116,9 @@ def _on_host(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: values.detach().flatten().cpu() for name, values in numbers.items()}
 
 
-def refused_clients(algorithm: Algorithm, share: Share) -> dict[int, str]:
+def refused_clients(algorithm: Algorithm, server: Tree, share: Share) -> dict[int, str]:
     """The clients of a whole round whose updates the method refuses, and why."""
-    refused = algorithm.refusals(share.measures) if share.accepted else {}
+    refused = algorithm.refusals(server, share.update, share.measures) if share.accepted else {}
     return {share.accepted[row]: reason for row, reason in refused.items()}
 
 

@@ -1,7 +1,7 @@
 """One attempt at a round: training requests to the chosen clients, and their checked replies."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -114,41 +114,41 @@ class Exchange:
                 shares[client] = self._measured(share, client, own, states)
             except RecordError as error:
                 shares[client] = Share(rejected={client: str(error)})
-        judged = refused_clients(self.algorithm, self._merged(replace(share, update=None) for share in shares.values()))
-        self._refused |= judged
-        shares |= {client: Share(rejected={client: reason}) for client, reason in judged.items()}
-        shares |= self._overflowing(server, shares, round)
-        merged = self._merged(shares[client] for client in sorted(shares))
+        while True:
+            merged = reduce(lambda a, b: a.merge(b, self.algorithm.additive), (shares[c] for c in sorted(shares)))
+            merged = replace(merged, update=to(merged.update, self.task.device))
+            refused = refused_clients(self.algorithm, server, merged) or self._overflowing(
+                server, shares, merged, round
+            )
+            if not refused:
+                break
+            shares |= {client: Share(rejected={client: reason}) for client, reason in refused.items()}
+            self._refused |= refused
         accepted = {c: self._new_state(states, c, token, shares[c].update) for c in merged.accepted}
         down = sum(len(data) for content in requests.values() for data in packed_records(content).values())
-        return Attempt(replace(merged, update=to(merged.update, self.task.device)), accepted, lost, down)
+        return Attempt(merged, accepted, lost, down)
 
-    def _overflowing(self, server: Tree, shares: dict[int, Share], round: int) -> dict[int, Share]:
-        """Rejected shares of the clients, those with the largest numbers first, with whose updates numbers of the
-        server's state would overflow. The server tries updates only if their numbers, or its own, are large."""
-        sizes = {client: magnitude(share.update) for client, share in shares.items() if share.accepted}
-        kept, now = sorted(sizes, key=lambda client: (sizes[client], client)), magnitude(server)
-        if not now <= LARGEST or max([now, *sizes.values()]) <= LARGE:
+    def _overflowing(self, server: Tree, shares: dict[int, Share], merged: Share, round: int) -> dict[int, str]:
+        """The client with the largest numbers, and why it is rejected, if numbers of the server's state would overflow
+        in this round. The server tries the updates only if their numbers, or its own, are large."""
+        sizes, now = {client: magnitude(shares[client].update) for client in merged.accepted}, magnitude(server)
+        if not sizes or not now <= LARGEST or max([now, *sizes.values()]) <= LARGE:
             return {}
-        while kept and not self._stays_finite(server, self._merged(shares[c] for c in sorted(kept)), round):
-            kept.pop()
-        reason = "its update is so large that numbers of the server's state would overflow"
-        return {client: Share(rejected={client: reason}) for client in sizes if client not in kept}
+        if self._stays_finite(server, merged.update, round):
+            return {}
+        worst = max(sizes, key=lambda client: sizes[client])
+        return {worst: "its update is so large that numbers of the server's state would overflow"}
 
-    def _stays_finite(self, server: Tree, share: Share, round: int) -> bool:
+    def _stays_finite(self, server: Tree, update: Tree, round: int) -> bool:
         """Whether the server's state and mean after a round with these updates have numbers of use."""
         key = keys.key(self.seed, purpose="server", round=round).to(self.task.device)
         try:
-            fused = self.algorithm.fuse(server, to(share.update, self.task.device))
-            after = self.algorithm.advance(self.task, fused, key)
+            after = self.algorithm.advance(self.task, self.algorithm.fuse(server, update), key)
             return magnitude((after, self.algorithm.posterior(after).mean)) <= LARGEST
         except torch.OutOfMemoryError:
             raise
         except Exception:  # decompositions and solvers fail where numbers overflow
             return False
-
-    def _merged(self, shares: Iterable[Share]) -> Share:
-        return reduce(lambda a, b: a.merge(b, self.algorithm.additive), shares)
 
     def _measured(self, share: Share, client: int, message: Tree, states: RemoteStates) -> Share:
         """The share of one client with the measures of its update."""

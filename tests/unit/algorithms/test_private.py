@@ -329,7 +329,7 @@ def judged(method, **changes):
         else:
             update.update.total.theta[1] = value
     measures = method.measures(None, None, update, n=torch.ones(2, 1), round_size=5, examples=9)
-    return method.refusals(measures)
+    return method.refusals(None, None, measures)
 
 
 def nothing_of(clients, planned, parameters=4):

@@ -2,14 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.shared import averaging
-from consilience.algorithms.shared.judging import judged, measured
+from consilience.algorithms.shared.judging import exhausting, judged, measured
 from consilience.core import ConsilienceError, Gaussian, NonNegative, Positive, guards, record, tree_map
 from consilience.data.cohort import Cohort, Info
 from consilience.inference import Identity, Tilted
@@ -38,12 +38,14 @@ class Factors(Algorithm):
     times a typical move, where a move below a standard deviation of q counts as one. `max_surprise` bounds the
     disagreement of site and cavity in the same way. None means no bound. See `shared.judging`."""
 
+    excludes: ClassVar[bool] = False
+    """Whether a client's cavity has no trace of its own data."""
     infer: Tilted = Identity()
     server: ServerOptimizer = Momentum()
     damping: Positive | None = None
     clip: Positive | None = None
     prior: NonNegative = 0.0
-    max_precision: Positive | None = 30.0
+    max_precision: Positive | None = 1000.0
     max_move: Positive | None = 100.0
     max_surprise: Positive | None = None
 
@@ -79,12 +81,21 @@ class Factors(Algorithm):
     def measures(
         self, message: Gaussian, state: Any, update: Gaussian, *, n: Tensor, round_size: int, examples: int
     ) -> dict[str, Tensor]:
-        delta = update ** (1 / self._power(round_size))
-        cavity = self.cavity(message, state, n / examples)
-        return measured(message, delta, cavity, n, surprise=self.max_surprise is not None)
+        power, cavity = self._power(round_size), self.cavity(message, state, n / examples)
+        return measured(
+            message,
+            update,
+            power,
+            cavity,
+            n,
+            round_size=round_size,
+            others=examples - n if self.excludes else None,
+            surprise=self.max_surprise is not None,
+        )
 
-    def refusals(self, measures: dict[str, Tensor]) -> dict[int, str]:
-        return judged(measures, precision=self.max_precision, move=self.max_move, surprise=self.max_surprise)
+    def refusals(self, server: Server, update: Gaussian, measures: dict[str, Tensor]) -> dict[int, str]:
+        bounds = {"precision": self.max_precision, "move": self.max_move, "surprise": self.max_surprise}
+        return judged(measures, **bounds) or exhausting(server.q, update, measures)
 
     def fuse(self, server: Server, update: Gaussian) -> Server:
         q, memory = self.server.step(server.q, update, server.memory)

@@ -12,34 +12,56 @@ from consilience.core import Gaussian
 
 NEGLIGIBLE = 1e-3
 """The share of q's precision that counts as no precision: rounding may leave so much, or take it."""
+LEFT = 0.1
+"""The smallest share of q's precision that the clients of a round may leave together, along any axis."""
 
 
-def measured(q: Gaussian, delta: Gaussian, cavity: Gaussian, n: Tensor, *, surprise: bool = False) -> dict[str, Tensor]:
-    """Measures [K] of the clients' tilted distributions, q · Δ, and of their sites, tilted / cavity:
+def measured(
+    q: Gaussian,
+    update: Gaussian,
+    power: float,
+    cavity: Gaussian,
+    n: Tensor,
+    *,
+    round_size: int,
+    others: Tensor | None = None,
+    surprise: bool = False,
+) -> dict[str, Tensor]:
+    """Measures [K] of the clients' tilted distributions, q · Δ, and of their sites, tilted / cavity, from their
+    updates Δ^`power`:
 
     - least: the smallest precision λ_t of the tilted distribution along any axis, relative to q's;
+    - fall, if the updates of `round_size` clients together can exceed q: the share of q's precision that Δ^`power`
+      takes away along any axis;
     - move: the largest |μ_t − μ| along any axis, from q's mean to the tilted mean, in standard deviations of q;
     - precision: the largest |λ_s| of the site along any axis;
     - examples: n;
+    - known, if the cavity is the belief of the `others` examples alone: its largest precision an example;
     - surprise, if asked for: the mean over axes of (μ_s − μ_c)² / (1/λ_s + 1/λ_c), from the cavity's mean to the
       site's. It is 1 on average if both are beliefs about the same weights.
 
     Axes are coordinates. For full precisions they are the axes of Δ where q has the precision 1."""
-    q = q.proper()
+    q, delta = q.proper(), update ** (1 / power)
     site = (q * delta) / cavity
-    largest = site.lam.abs().amax(-1)
+    found = {"examples": n.squeeze(-1), "precision": _largest(site)}
+    if others is not None:
+        found["known"] = _largest(cavity) / others.squeeze(-1).clamp_min(1)
     if q.full:
-        largest, axes = site.spectrum()[0].abs().amax(-1), _axes(q, delta)
+        axes = _axes(q, delta)
         q, delta, site, cavity = (_along(axes, factor) for factor in (q, delta, site, cavity))
     relative = 1 + delta.lam / q.lam
     force = delta.eta - delta.lam * q.mean  # λ_t (μ_t − μ)
-    found = {
-        "least": relative.amin(-1),
-        "move": (force.abs() / (relative.clamp_min(NEGLIGIBLE) * q.lam.sqrt())).amax(-1),
-        "precision": largest,
-        "examples": n.squeeze(-1),
-    }
-    return found | ({"surprise": _surprise(site, cavity)} if surprise else {})
+    found["least"] = relative.amin(-1)
+    found["move"] = (force.abs() / (relative.clamp_min(NEGLIGIBLE) * q.lam.sqrt())).amax(-1)
+    if power * round_size > 1 + NEGLIGIBLE:
+        found["fall"] = power * (1 - found["least"]).clamp_min(0)
+    if surprise:
+        found["surprise"] = _surprise(site, cavity)
+    return found
+
+
+def _largest(factor: Gaussian) -> Tensor:
+    return (factor.spectrum()[0] if factor.full else factor.lam).abs().amax(-1)
 
 
 def _axes(q: Gaussian, delta: Gaussian) -> Tensor:
@@ -68,11 +90,15 @@ def _surprise(site: Gaussian, cavity: Gaussian) -> Tensor:
 def ratios(measures: dict[str, Tensor]) -> dict[str, Tensor]:
     """Measures [K] of a round relative to typical ones, which are weighted medians:
 
-    - precision: λ_k / (max(n_k, typical n) · typical λ/n). A client with few examples may have as much precision as a
-      typical one: the precision of single examples varies.
+    - precision: λ_k / (max(n_k, typical n) · max(typical λ/n, what the others are known to have)). A client with few
+      examples may have as much precision as a typical one: the precision of single examples varies. It also varies in
+      time: a classifier's falls while it learns, and the others' factors remember it.
     - move and surprise: relative to max(1, the typical one)."""
     n, precision = measures["examples"].double(), measures["precision"].double()
-    found = {"precision": precision / (n.clamp_min(_typical(n, n)) * _typical(precision / n, n))}
+    an_example = torch.full_like(n, _typical(precision / n, n))
+    if "known" in measures:
+        an_example = an_example.maximum(measures["known"].double())
+    found = {"precision": precision / (n.clamp_min(_typical(n, n)) * an_example)}
     for name in ("move", "surprise"):
         if name in measures:
             found[name] = measures[name] / max(1.0, _typical(measures[name], n))
@@ -103,6 +129,19 @@ def judged(measures: dict[str, Tensor], **bounds: float | None) -> dict[int, str
             if bound is not None and not ratio <= bound and row not in found:
                 found[row] = f"{WORDS[name]} is {ratio:.3g} times that of a typical client, more than {bound:g}"
     return found
+
+
+def exhausting(q: Gaussian, total: Gaussian, measures: dict[str, Tensor]) -> dict[int, str]:
+    """The row that takes away most of q's precision, if the updates `total` of a round together leave too little."""
+    if "fall" not in measures or not _exhausted(q.proper(), q * total):
+        return {}
+    reason = f"the round would leave less than {LEFT:g} of the posterior's precision, and it takes away most"
+    return {int(measures["fall"].argmax()): reason}
+
+
+def _exhausted(q: Gaussian, after: Gaussian) -> bool:
+    least = Gaussian(after.eta, after.lam - LEFT * q.lam)
+    return bool((least.spectrum()[0] < 0).any() if least.full else (least.lam < 0).any())
 
 
 WORDS = {
