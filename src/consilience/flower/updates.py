@@ -27,7 +27,7 @@ def check_update(data: bytes, template: Tree, *, client: int, examples: int) -> 
     is reduced to it, and so are numbers of examples, the fields `COUNTS`."""
     update = unpack(data, like=template)
     for name, leaf in leaves(update):
-        if not bool(leaf.isfinite().all()):
+        if not bool(_largest(leaf).isfinite()):
             raise RecordError(f"its update's {name} is not finite")
         if name.rpartition(".")[2] == "client" and not leaf.is_floating_point() and bool((leaf != client).any()):
             raise RecordError(f"its update's {name} is another client's")
@@ -42,7 +42,7 @@ def _with_limited_weights(tree: Tree, template: Tree, examples: int, name: str =
         weight, most = float(tree.weight.sum()), float(template.weight.sum())
         if not weight > 0:
             raise RecordError(f"its update has the weight {weight:g}, which is not positive")
-        if not all(bool(leaf.isfinite().all()) for _, leaf in leaves(tree.mean)):
+        if not all(bool((_largest(leaf) / weight).isfinite()) for _, leaf in leaves(tree.total)):
             raise RecordError(f"its update over its weight {weight:g} is not finite")
         return _scaled(tree, weight, examples if most == TEMPLATE_EXAMPLES else most)
     if isinstance(tree, Tensor):
@@ -76,9 +76,17 @@ def _scaled(tree: Tree, weight: float, most: float) -> tuple[Tree, float | None]
 def magnitude(tree: Tree) -> float:
     """The logarithm of a tree's largest absolute value over that of the largest number of its dtype, at least 0: above
     0.5 squares overflow; NaN if the tree holds one."""
-    parts = [leaf.abs().max() for _, leaf in leaves(tree) if leaf.is_floating_point() and leaf.numel()]
+    parts = [_largest(leaf) for _, leaf in leaves(tree) if leaf.is_floating_point()]
     sizes = [float(part.double().log() / math.log(torch.finfo(part.dtype).max)) for part in parts]
     return float(torch.tensor([0.0, *sizes], dtype=torch.float64).max())
+
+
+def _largest(leaf: Tensor) -> Tensor:
+    """The largest absolute value, in one pass and without a copy; NaN if there is one, and 0 for integers."""
+    if not leaf.is_floating_point() or not leaf.numel():
+        return torch.zeros(())
+    low, high = leaf.aminmax()
+    return torch.maximum(-low, high)
 
 
 def most_examples(claimed: Iterable[int]) -> int:
