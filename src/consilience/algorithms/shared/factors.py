@@ -36,7 +36,7 @@ class Factors(Algorithm):
     The server refuses an update if its tilted distribution has no positive precision, if its site = tilted / cavity has
     more than `max_precision` times the precision of a typical client, or if it moves q's mean by more than `max_move`
     times a typical move, where a move below a standard deviation of q counts as one. `max_surprise` bounds the
-    disagreement of site and cavity in the same way. None means no bound. See `shared.judging`."""
+    disagreement of site and cavity relative to a typical client's. None means no bound. See `shared.judging`."""
 
     excludes: ClassVar[bool] = False
     """Whether a client's cavity has no trace of its own data."""

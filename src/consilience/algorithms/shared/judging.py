@@ -93,15 +93,16 @@ def ratios(measures: dict[str, Tensor]) -> dict[str, Tensor]:
     - precision: λ_k / (max(n_k, typical n) · max(typical λ/n, what the others are known to have)). A client with few
       examples may have as much precision as a typical one: the precision of single examples varies. It also varies in
       time: a classifier's falls while it learns, and the others' factors remember it.
-    - move and surprise: relative to max(1, the typical one)."""
+    - move: relative to max(1, the typical one);
+    - surprise: relative to the typical one."""
     n, precision = measures["examples"].double(), measures["precision"].double()
     an_example = torch.full_like(n, _typical(precision / n, n))
     if "known" in measures:
         an_example = an_example.maximum(measures["known"].double())
     found = {"precision": precision / (n.clamp_min(_typical(n, n)) * an_example)}
-    for name in ("move", "surprise"):
-        if name in measures:
-            found[name] = measures[name] / max(1.0, _typical(measures[name], n))
+    found["move"] = measures["move"] / max(1.0, _typical(measures["move"], n))
+    if "surprise" in measures:
+        found["surprise"] = measures["surprise"] / _typical(measures["surprise"], n)
     return found
 
 

@@ -1,5 +1,6 @@
 """The federation: its data, its traffic, rejected updates and numerical guards."""
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from consilience.report.page import Cell, Key, Plot, Section, Table
 from consilience.runs.stored import RunFiles
 
 MAX_DRAWN = 60
+FIGURE = re.compile(r"\d[\d.e+-]*")
 
 
 def data_section(run: RunFiles) -> Section:
@@ -73,16 +75,18 @@ def communication_section(run: RunFiles) -> Section:
 
 
 def _rejected_table(rounds: Sequence[dict[str, Any]]) -> Table:
-    found: dict[tuple[str, str], list[int]] = {}
+    """A row for each client and kind of reason, with the reason of the last time: figures in it differ by round."""
+    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for line in rounds:
         for entry in line.get("rejected") or []:
-            key = (str(entry.get("client", text.NONE)), str(entry.get("reason", "")))
-            found.setdefault(key, []).append(line["round"])
-    rows = [
-        [Cell(client), Cell(reason), Cell(text.plural(len(at), "time"), sort=len(at)), Cell(str(at[-1]), sort=at[-1])]
-        for (client, reason), at in found.items()
-    ]
-    return Table(["client", "reason", "how often", "last in round"], rows, "Rejected updates.", prose=True)
+            client, reason = str(entry.get("client", text.NONE)), str(entry.get("reason", ""))
+            found.setdefault((client, FIGURE.sub("", reason)), []).append((line["round"], reason))
+    rows = []
+    for (client, _), times in found.items():
+        last, reason = times[-1]
+        count = Cell(text.plural(len(times), "time"), sort=len(times))
+        rows.append([Cell(client), Cell(reason), count, Cell(str(last), sort=last)])
+    return Table(["client", "last reason", "how often", "last in round"], rows, "Rejected updates.", prose=True)
 
 
 def _guard_table(rounds: Sequence[dict[str, Any]]) -> Table:
