@@ -76,7 +76,7 @@ VARIANTS = [
     cs.Robust(cs.FedAvg(LOCAL, cs.server.Adam()), cs.algorithms.Krum(bad=0, keep=2)),
     cs.Robust(cs.algorithms.FedSEP(IDENTITY), cs.algorithms.TrimmedMean()),
     cs.Robust(cs.algorithms.MOON(LOCAL)),
-    cs.Private(cs.algorithms.FedSEP(IDENTITY), **REPEATABLE),
+    cs.Private(cs.algorithms.FedSEP(IDENTITY), examples=sum(SIZES), **REPEATABLE),
     cs.EPGAN(PLAY, history=False, components=3, interpolate=0.1),
 ]
 ALGORITHMS = [*map(variant, KINDS), *VARIANTS]

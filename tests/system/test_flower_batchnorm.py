@@ -138,6 +138,7 @@ WRONG = {
     "not a number": (lambda sums: replace(sums, first=sums.first * torch.nan), NOT_FINITE),
     "infinite": (lambda sums: replace(sums, second=sums.second + torch.inf), NOT_FINITE),
     "too large": (lambda sums: tree_map(lambda leaf: 1e6 * leaf, sums), "its sums do not count the entries of its"),
+    "overflowing": (lambda sums: replace(sums, second=sums.second + 1e300), "its sums are so large that they would"),
     "nothing": (lambda sums: tree_map(torch.zeros_like, sums), "its sums do not count the entries of its"),
     "negative": (lambda sums: replace(sums, second=-sums.second), "its sums have a negative variance"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from flwr.app import ConfigRecord, Error, RecordDict
 
 import consilience as cs
 from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError
-from consilience.core.records import Point, Weighted, tree_map
+from consilience.core.records import Point, Weighted, leaves, tree_map
 from consilience.flower import app as flower_app
 from consilience.flower.messages import NO_STATE, EvaluateReply, SiteInfo, TrainReply, decode, encode
 from consilience.report import write_report
@@ -35,6 +36,7 @@ from support.flower_grid import (
     unhurried,
     with_states,
 )
+from support.fuzzing import nested
 from support.scenarios import NAMES
 
 
@@ -155,9 +157,34 @@ def boasts(reply):
     return says(EvaluateReply, examples=sum(count), reliability=diagram)(reply)
 
 
+def scoring(**scores):
+    """Other scores of the point prediction."""
+
+    def instead(reply):
+        point = decode(reply.content, EvaluateReply)[0].point
+        return says(EvaluateReply, point=point | scores)(reply)
+
+    return instead
+
+
+def test_a_site_that_claims_to_hold_very_many_examples_out_counts_for_no_more_than_all_others(clouds, caplog):
+    there = clouds(FEDAVG)
+    there.instead = {
+        ("query", BAD): says(SiteInfo, held_out=10**12),
+        ("evaluate", BAD): lambda reply: boasts(scoring(accuracy=0.0, nll=80.0)(reply)),
+    }
+    run, saved = score(there)
+    assert [client["examples"] for client in saved["clients"]] == [5, 5, 15, 5]
+    others = [client["metrics"]["accuracy"] for client in saved["clients"] if client["name"] != BAD]
+    assert run.history[-1]["eval"]["accuracy"] == pytest.approx(sum(others) / 6)
+    assert f"{BAD!r} scored 1000000000 examples: it counts for 15 in the means" in caplog.text
+
+
 BAD_SCORES = {
     "too many": (FEDAVG, boasts, "it scored 1000000000 examples, but holds 5 out"),
     "other scores": (FEDAVG, says(EvaluateReply, point={"beauty": 1.0}), "its scores are not those of the task"),
+    "accuracy": (FEDAVG, scoring(accuracy=1e6), "its accuracy is 1e+06, which is not between 0 and 1"),
+    "infinite": (FEDAVG, scoring(brier=math.inf), "its brier is inf, which is not between 0 and 2"),
     "no posterior": (cs.FedEP(LAPLACE), says(EvaluateReply, marginal=None), "its scores are not those of the task"),
     "no diagram": (cs.FedEP(LAPLACE), says(EvaluateReply, marginal_reliability=None), "its reliability diagram does"),
 }
@@ -224,6 +251,19 @@ def no_record(delivery):
     return delivery.reply(encode(decode(delivery.answer().content, TrainReply)[0], update=b"\x00" * 64))
 
 
+def more_records(delivery):
+    answer, records = decode(delivery.answer().content, TrainReply)
+    return delivery.reply(encode(answer, **records, luggage=b"\x00" * 10**6))
+
+
+def long_record(delivery):
+    return delivery.reply(encode(decode(delivery.answer().content, TrainReply)[0], update=b"\x00" * 10**6))
+
+
+def nested_lists(delivery):
+    return delivery.reply(encode(decode(delivery.answer().content, TrainReply)[0], update=nested(492)))
+
+
 def more_notes(delivery):
     notes = decode(delivery.answer().content, TrainReply)[0].notes
     return reply(notes=notes | {"round": 1e6, "clients": 1e6})(delivery)
@@ -255,6 +295,14 @@ BAD_REPLIES = {
         reply(guards={"precision floor": 10**400}),
         "TrainReply: guards.precision floor: Input should be less than or equal to 1000000000000",
     ),
+    "more records": (more_records, "a TrainReply came with records that were not asked for: luggage"),
+    "a long record": (long_record, "its update has 1,000,000 bytes, where at most "),
+    "nested lists": (nested_lists, "the record is nested more than 64 levels deep"),
+    "escape codes": (
+        content(encode(TrainReply(status="failed", reason="\x1b[2J\x1b]0;gone\x07xxx"))),
+        r"\x1b[2J\x1b]0;gone\x07xxx",
+    ),
+    "class with escape codes": (content(Error(2, "<class 'a.B'>:<'\x1b[2J\r'>")), r"B: \x1b[2J"),
     "rejects itself": (content(encode(TrainReply(status="rejected", reason="eta is not finite"))), "eta is not finite"),
 }
 
@@ -282,6 +330,51 @@ def test_a_client_with_one_bad_reply_continues_from_the_state_before(world, meth
     assert second.base == third.base == first.token
 
 
+@pytest.mark.parametrize("sizes", [(1e308, 1e307), (1e200, 1e160)], ids=["sum", "squares"])
+def test_clients_whose_updates_overflow_are_rejected_and_the_run_resumes(world, sizes):
+    """The largest first: a third client's update is large too, but the server's state stays of use with it."""
+    there = world(FEDAVG)
+    for site, size in zip(("Bern", BAD, "Genf"), (*sizes, 1e100), strict=True):
+        change = reply(
+            lambda update, size=size: replace(update, total=Point(torch.full((4,), size, dtype=torch.float64)))
+        )
+        there.faults[2, site] = change
+    run = there.serve(2)
+    assert rejected(run) == [(2, "Bern"), (2, BAD)]
+    assert all("would overflow" in entry["reason"] for entry in run.history[1]["rejected"])
+    assert all(bool(leaf.isfinite().all()) for _, leaf in leaves(run.server))
+    assert len(there.serve(3).history) == 3
+
+
+PRIVATE = cs.Private(FEDAVG, clip=0.5, noise=0.0)
+TAMPERED = {
+    "turned round": (lambda update: planning(update, -20.0), "it plans -4 times the clients of the round"),
+    "larger": (lambda update: planning(update, 100.0), "it plans 20 times the clients of the round"),
+    "no privacy left": (lambda update: planning(update, 1e30), "it plans 2e+29 times"),
+    "longer": (lambda update: longer(update, 100), "more than clip = 0.5"),
+}
+
+
+def longer(update, factor):
+    total = tree_map(lambda leaf: factor * leaf, update.update.total)
+    return replace(update, update=Weighted(total, update.update.weight))
+
+
+def planning(update, clients):
+    return replace(update, planned=Weighted(torch.tensor([clients]).double(), update.planned.weight))
+
+
+@pytest.mark.parametrize(("change", "reason"), TAMPERED.values(), ids=TAMPERED)
+def test_a_client_cannot_change_what_private_promises(world, change, reason):
+    there = world(PRIVATE, always={BAD: reply(change)})
+    run = there.serve(2)
+    assert rejected(run) == [(1, BAD), (2, BAD)]
+    assert reason in run.history[0]["rejected"][0]["reason"]
+    assert int(run.server.cohort) == 5
+    start = there.task.prepare(torch.device("cpu"), torch.float64).initial()
+    assert float((run.posterior.mean - start).norm()) <= 2 * 0.5 * 4 / 5 + 1e-9
+
+
 def heavier(update, factor):
     """An update whose weighted part has a larger weight."""
     if isinstance(update, Weighted):
@@ -307,7 +400,7 @@ def test_a_weight_of_a_billion_is_reduced_to_the_clients_own(world, method, own,
 def test_a_claim_of_a_billion_examples_changes_nothing_if_weights_come_with_updates(world, caplog):
     there = world(FEDAVG, instead={("query", BAD): says(SiteInfo, examples=10**9)})
     run = there.serve(1)
-    assert run.federation.sizes.tolist() == [7, 3, 700, 12, 5]
+    assert run.federation.sizes.tolist() == [7, 3, 27, 12, 5]
     assert f"{BAD!r} claims 1000000000 examples" in caplog.text
     assert_same(run.server, there.simulated(1).server)
 

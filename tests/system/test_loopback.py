@@ -59,3 +59,14 @@ def test_two_sites_over_tls_with_keys_learn_what_the_simulator_learns(tmp_path):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
     assert RunDirectory(tmp_path / "run").history()[-1]["eval"]["accuracy"] > 0.6  # on the sites' held-out examples
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_server_stops_to_read_a_reply_that_is_too_long(tmp_path):
+    with Loopback(tmp_path / "net") as federation:
+        federation.node(SITES[0], states=str(tmp_path / SITES[0]))
+        federation.node(SITES[1], states=str(tmp_path / SITES[1]), fault="luggage", megabytes=30)
+        assert federation.run(APP, method="FedAvg", rounds=1, out=str(tmp_path / "run")) == "finished:completed"
+    (line,) = RunDirectory(tmp_path / "run").history()
+    (entry,) = line["rejected"]
+    assert entry == {"client": SITES[1], "reason": "its reply is longer than was expected"}

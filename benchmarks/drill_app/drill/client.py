@@ -62,6 +62,10 @@ def train(message: Message, context: Context) -> Message:
     if fault == "lose" and not (Path(str(node["marks"])) / "lost").exists():
         (Path(str(node["marks"])) / "lost").touch()
         os.kill(os.getpid(), signal.SIGKILL)  # the update is on the disk, and no reply is sent
+    if fault == "luggage":  # a record that nobody asked for
+        done, records = decode(reply.content, TrainReply)
+        more = os.urandom(10**6) * int(node["megabytes"])
+        return Message(encode(done, **records, luggage=more), reply_to=message)
     if fault in ("nan", "shape", "boast"):
         done, records = decode(reply.content, TrainReply)
         return Message(encode(done, update=pack(changed(fault, unpack(records["update"])))), reply_to=message)

@@ -13,8 +13,8 @@ from consilience.tasks.task import Task
 
 @record
 class Server:
-    """The last networks of all clients [clients, P], their numbers of examples by class, and 1 where a client has
-    trained [clients, 1]."""
+    """The last networks of all clients [clients, P], their numbers of examples by class if these weight them, and 1
+    where a client has trained [clients, 1]."""
 
     theta: Tensor
     labels: Tensor | None
@@ -32,6 +32,10 @@ class Ensemble(OneShot):
     @property
     def name(self) -> str:
         return "Ensemble by class" if self.by_class else "Ensemble"
+
+    @property
+    def sends_labels(self) -> bool:
+        return self.by_class
 
     def adapt(self, task: Task, seed: int) -> Task:
         task.need_labels()

@@ -1,5 +1,6 @@
 """Private: differential privacy for clients, with any method whose updates add up (DP-FedAvg, McMahan et al., 2018)."""
 
+import copy
 import math
 import secrets
 from dataclasses import replace
@@ -14,7 +15,7 @@ from consilience.algorithms.fedavg import FedAvg
 from consilience.algorithms.shared.accounting import epsilon
 from consilience.algorithms.shared.wrapping import Wrapping
 from consilience.core import guards, keys
-from consilience.core.checks import NonNegative, Positive
+from consilience.core.checks import Count, NonNegative, Positive
 from consilience.core.errors import ConfigError
 from consilience.core.ranges import Range, Ranges
 from consilience.core.records import Tree, Weighted, leaves, pack, record, tree_map
@@ -49,8 +50,10 @@ class Private(Wrapping):
     as one vector. Means are taken over the planned clients of a round, also if some do not answer. Clients clip their
     own updates, and trust the server with the noise.
 
-    All clients have equal weights. δ should be far below 1/clients. ε is in every round's metrics, unless noise is 0;
-    the other metrics, such as losses, are not private.
+    The server refuses updates that are longer than `clip` or plan another number of clients. All clients have equal
+    weights. Methods that use the number of all examples, such as FedSEP, need a public number `examples`: the true one
+    would reveal a client's size. δ should be far below 1/clients. ε is in every round's metrics, unless noise is 0; the
+    other metrics, such as losses, are not private.
 
     The noise's key comes from the operating system and is stored in the run's checkpoints only, so a resumed run equals
     an uninterrupted one. With `noise_from="seed"` a run can be repeated, but anyone who knows the seed can subtract the
@@ -64,6 +67,7 @@ class Private(Wrapping):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     noise_from: Literal["system", "seed"] = "system"
     sampling: Literal["known", "secret"] = "known"
+    examples: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,14 +90,45 @@ class Private(Wrapping):
         if self.noise_from == "system":
             key = torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.int64)
         nothing = torch.zeros_like(info.clients)
-        return Server(self.method.start(task, info), key, nothing, info.clients, nothing)
+        inner = self.method.start(task, self._public(info))
+        if not all(bool(leaf.isfinite().all()) for _, leaf in leaves(inner)):
+            raise ConfigError(
+                f"{self.method.name} starts from the number of all examples, and the true one would reveal the size of "
+                "a client: give Private a number that everybody may know, examples = clients × a typical size"
+            )
+        return Server(inner, key, nothing, info.clients, nothing)
+
+    def client(self, task: Task, info: Info, n: Tensor) -> Tree:
+        return self.method.client(task, self._public(info), n)
+
+    def _public(self, info: Info) -> Info:
+        """The facts without the true number of all examples: a method that uses it gets the public one, or NaN."""
+        public = torch.tensor(math.nan if self.examples is None else self.examples)
+        return replace(info, examples=public.to(info.examples.device))
 
     def local(self, task: Task, message: Any, state: Any, cohort: Cohort) -> tuple[Update, Tree]:
+        cohort = copy.copy(cohort)
+        cohort.examples = math.nan if self.examples is None else self.examples  # type: ignore[assignment]
         update, state = self.method.local(task, message, state, cohort)
         one = torch.ones_like(cohort.n)
         clipped = _clipped(update.mean if isinstance(update, Weighted) else update, self.clip)
         update = Weighted(clipped, one) if isinstance(update, Weighted) else clipped
         return Update(update, Weighted(one * cohort.round_size, one)), state
+
+    def measures(
+        self, message: Any, state: Any, update: Update, *, n: Tensor, round_size: int, examples: int
+    ) -> dict[str, Tensor]:
+        sent = update.update.total if isinstance(update.update, Weighted) else update.update
+        return {"length": _lengths(sent), "planned": update.planned.mean.squeeze(-1) / round_size}
+
+    def refusals(self, server: Server, update: Update, measures: dict[str, Tensor]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for row, (length, planned) in enumerate(zip(*(values.tolist() for values in measures.values()), strict=True)):
+            if not length <= self.clip * (1 + 1e-4):
+                found[row] = f"its update has the length {length:.3g}, more than clip = {self.clip:g}"
+            elif not abs(planned - 1) < 1e-6:
+                found[row] = f"it plans {planned:.3g} times the clients of the round"
+        return found
 
     def fuse(self, server: Server, update: Update) -> Server:
         planned, total = update.planned.mean, update.update
@@ -120,9 +155,15 @@ class Private(Wrapping):
         return super().facts(server) | ({"epsilon": spent} if math.isfinite(spent) else {})
 
 
+def _lengths(values: Tree) -> Tensor:
+    """The length of every client's leaves [K, ...], as one vector."""
+    lengths: Tensor = torch.stack([leaf.flatten(1).norm(dim=1) for _, leaf in leaves(values)]).norm(dim=0)
+    return lengths
+
+
 def _clipped(values: Tree, longest: float) -> Tree:
     """Every client's leaves [K, ...], together no longer than `longest`; the clients clipped are counted."""
-    lengths = torch.stack([leaf.flatten(1).norm(dim=1) for _, leaf in leaves(values)]).norm(dim=0)
+    lengths = _lengths(values)
     guards.count("update clipped", lengths > longest)
     shrink = longest / lengths.clamp_min(longest)
     return tree_map(lambda leaf: leaf * shrink.view(-1, *[1] * (leaf.dim() - 1)), values)

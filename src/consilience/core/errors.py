@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from consilience.core.text import plain
+
 
 class ConsilienceError(Exception):
     """An error that the user can correct; the command prints its message and exits with 2."""
@@ -21,7 +23,11 @@ class TaskError(ConsilienceError):
 
 
 class RecordError(ConsilienceError):
-    """A record of an unexpected type, shape or dtype."""
+    """A record of an unexpected type, shape or dtype. As its text may quote what another machine has sent, it is one
+    line of printable characters."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(plain(reason))
 
 
 class CheckpointError(ConsilienceError):

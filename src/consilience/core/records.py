@@ -33,6 +33,7 @@ T = TypeVar("T")
 Tree = Any  # a tensor, a record, a tuple or a dict of trees, or None: Python's types cannot say this recursively
 _types: dict[str, type] = {}
 _fields: dict[type, tuple[list[str], list[str]]] = {}  # the names of a type's trees, and of its static fields
+DEEPEST = 64  # levels of the JSON that describes a record's structure; a nested record is two
 _USER_FILE = re.compile(r"^consilience_user_[0-9a-f]{8}_")  # as `config` names the modules of users' files
 
 
@@ -255,27 +256,29 @@ def assemble(plan: dict[str, Any], arrays: dict[str, Tensor]) -> Tree:
 
 def pack(tree: Tree, **note: str) -> bytes:
     """Safetensors bytes; the header holds the structure and the entries of `note`."""
+    structure = _shallow(_describe(tree))
     arrays = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in leaves(tree)}
-    return write_arrays(arrays, metadata={"record": json.dumps(_describe(tree)), **note})
+    return write_arrays(arrays, metadata={"record": json.dumps(structure), **note})
 
 
 def notes(data: bytes) -> dict[str, str]:
     """The metadata of the header; empty if `data` is not a safetensors file."""
     try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        return dict(header.get("__metadata__", {}))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=_distinct)
+        return {name: value for name, value in header["__metadata__"].items() if isinstance(value, str)}
+    except (ValueError, TypeError, AttributeError, KeyError, RecordError, RecursionError):
         return {}
 
 
 def unpack(data: bytes, like: Tree = None) -> Tree:
     """The record in `data`. With `like`, it must have the same structure, shapes and dtypes."""
-    structure = notes(data).get("record")
-    if structure is None:
+    text = notes(data).get("record")
+    if text is None:
         raise RecordError("these bytes hold no record: they were not written by consilience, or are truncated")
     try:
+        structure = _shallow(json.loads(text, object_pairs_hook=_distinct))
         arrays = read_arrays(data)
-        value = _build(json.loads(structure), arrays, "")
+        value = _build(structure, arrays, "")
     except RecordError:
         raise
     except Exception as error:  # safetensors raises its own, undocumented types
@@ -286,6 +289,24 @@ def unpack(data: bytes, like: Tree = None) -> Tree:
     if like is not None:
         check(value, like)
     return value
+
+
+def _shallow(structure: Any, levels: int = DEEPEST) -> Any:
+    """The structure, unless it is nested too deeply: functions of trees are recursive."""
+    if levels == 0:
+        raise RecordError(f"the record is nested more than {DEEPEST} levels deep")
+    if isinstance(structure, dict | list | tuple):
+        for part in structure.values() if isinstance(structure, dict) else structure:
+            _shallow(part, levels - 1)
+    return structure
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, unless it has a key twice: readers differ in the one that they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise RecordError("the record's header has a key twice")
+    return found
 
 
 def _build(structure: Any, arrays: dict[str, Tensor], path: str) -> Tree:
@@ -314,7 +335,7 @@ def _tuples(value: Any) -> Any:
 
 def check(value: Tree, like: Tree, what: str = "record") -> None:
     """Raise a RecordError unless `value` has the structure, shapes and dtypes of `like`."""
-    if _describe(value) != _describe(like):
+    if _exact(value) != _exact(like):
         raise RecordError(f"{what}: expected {_name(like)}, got {_name(value)}")
     expected = dict(leaves(like))  # by name: dicts may differ in order
     for name, got in leaves(value):
@@ -323,6 +344,11 @@ def check(value: Tree, like: Tree, what: str = "record") -> None:
             raise RecordError(f"{what}: {name} has shape {tuple(got.shape)} where {tuple(wanted.shape)} was expected")
         if got.dtype != wanted.dtype:
             raise RecordError(f"{what}: {name} is {got.dtype} where {wanted.dtype} was expected")
+
+
+def _exact(tree: Tree) -> str:
+    """The structure as text, in which 1, 1.0 and True differ; dicts may differ in order."""
+    return json.dumps(_describe(tree), sort_keys=True)
 
 
 def _name(tree: Tree) -> str:

@@ -34,6 +34,7 @@ LONG = {
     "d_mse": "Squared error of the density map",
 }
 NONE = "–"
+LONGEST = 1000  # characters of a text from elsewhere
 
 
 def short(metric: str) -> str:
@@ -110,6 +111,14 @@ def plural(count: int, noun: str) -> str:
 def listing(parts: Sequence[str]) -> str:
     """a, b and c."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def plain(text: str, longest: int = LONGEST) -> str:
+    """A text from elsewhere for a log or a report: one line of at most `longest` characters. Characters that are not
+    printable, such as escape codes of terminals, are written as escapes."""
+    line = " ".join(text[: 2 * longest].split())
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return line if len(line) <= longest and len(text) <= 2 * longest else f"{line[: longest - 1]}…"
 
 
 def call(config: Any) -> str:

@@ -24,8 +24,8 @@ class Participation:
 
     A run begins when `clients` sites are online. A round counts if at least `min_clients` of its clients send an
     update that is accepted. The clients of a round have `timeout` seconds. If too few are online, the server waits
-    `patience` seconds before it gives up. No site counts for more than `max_examples`, which is 100 times the median of
-    all sites by default."""
+    `patience` seconds before it gives up. No site counts for more than `max_examples`, which by default is 10 times the
+    median of all sites, and no more than all other sites have together if there are three or more."""
 
     clients: Count
     min_clients: Count = 1
@@ -50,6 +50,8 @@ class Coordinator:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     online: dict[str, tuple[Node, SiteInfo]] = field(default_factory=dict)
+    capped: set[str] = field(default_factory=set)
+    """The sites that count for fewer held-out examples than they have. Each is logged once."""
     _asked: dict[Node, float] = field(default_factory=dict)
     _unknown: set[Node] = field(default_factory=set)
     _registered: set[str] = field(default_factory=set)
@@ -96,17 +98,19 @@ class Coordinator:
         return [name for name in names if name in self.online]
 
     def ask(
-        self, kind: str, requests: Mapping[str, RecordDict], seconds: float
+        self, kind: str, requests: Mapping[str, RecordDict], seconds: float, longest: int = 0
     ) -> Iterator[tuple[str, RecordDict | Failure]]:
         """Send each site its request and yield (site, reply) as replies come; at last, a failure for each site without
-        a reply. A site whose node restarts meanwhile gets its request again, so a site must tolerate repeats."""
+        a reply. The packed records of a reply have at most `longest` bytes. A site whose node restarts meanwhile gets
+        its request again, so a site must tolerate repeats."""
         sent: dict[str, Node] = {}
         end = self.clock() + seconds
         missing, pause = set(requests), 0.02
         while missing and self.clock() < end:
             for name in [name for name in missing if name in self.online and sent.get(name) != self.online[name][0]]:
                 sent[name] = self.online[name][0]
-                self._transport.send(kind, f"{kind} {name}", sent[name], requests[name], end - self.clock())
+                left = end - self.clock()
+                self._transport.send(kind, f"{kind} {name}", sent[name], requests[name], left, longest)
             for name, node, content in self.poll():
                 if name in missing and (node == sent.get(name) or not isinstance(content, Failure)):
                     missing.discard(name)

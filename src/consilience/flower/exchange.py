@@ -10,15 +10,25 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
+from consilience.core import keys
 from consilience.core.errors import RecordError
 from consilience.core.records import Addressed, Tree, nbytes, pack, to, tree_map
 from consilience.data import Cohort, Federation
 from consilience.engines import Share, States, part_of, refused_clients
 from consilience.flower.coordinator import Coordinator
-from consilience.flower.messages import NO_STATE, Token, TrainReply, TrainRequest, decode, encode, packed_records
+from consilience.flower.messages import (
+    NO_STATE,
+    Token,
+    TrainReply,
+    TrainRequest,
+    decode,
+    encode,
+    longest_record,
+    packed_records,
+)
 from consilience.flower.registry import Registry
 from consilience.flower.states import RemoteStates
-from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update
+from consilience.flower.updates import LARGE, LARGEST, TEMPLATE_EXAMPLES, check_update, magnitude
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
@@ -26,10 +36,12 @@ log = logging.getLogger("consilience")
 
 @dataclass(frozen=True)
 class Template:
-    """An update with the right types and shapes, and the names of the notes that come with it."""
+    """An update with the right types and shapes, the names of the notes that come with it, and the most bytes that it
+    can have."""
 
     update: Tree
     notes: frozenset[str]
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ class Exchange:
         state = to(states.gather(first), self.task.device)
         update, _ = self.algorithm.local(self.task, message, state, cohort)
         one = tree_map(lambda leaf: leaf[0].cpu() if self.algorithm.additive else leaf.cpu(), update)
-        return Template(one, frozenset(cohort.notes))
+        return Template(one, frozenset(cohort.notes), longest_record(one))
 
     def attempt(self, server: Tree, states: RemoteStates, chosen: list[int], round: int, template: Template) -> Attempt:
         """Send requests to the chosen clients and merge what they return."""
@@ -90,10 +102,11 @@ class Exchange:
         requests = dict(self._requests(message, states, chosen, round, token))
         shares: dict[int, Share] = {}
         lost: set[int] = set()
-        for name, content in self.coordinator.ask("train", requests, self.coordinator.participation.timeout):
+        timeout = self.coordinator.participation.timeout
+        for name, content in self.coordinator.ask("train", requests, timeout, template.longest):
             client = self.registry.names.index(name)
             try:
-                reply, records = decode(content, TrainReply)
+                reply, records = decode(content, TrainReply, template.longest)
                 if reply.status == "lost":
                     lost.add(client)
                 share = self._share(client, reply, records, round, template)
@@ -104,7 +117,9 @@ class Exchange:
         while True:
             merged = reduce(lambda a, b: a.merge(b, self.algorithm.additive), (shares[c] for c in sorted(shares)))
             merged = replace(merged, update=to(merged.update, self.task.device))
-            refused = refused_clients(self.algorithm, server, merged)
+            refused = refused_clients(self.algorithm, server, merged) or self._overflowing(
+                server, shares, merged, round
+            )
             if not refused:
                 break
             shares |= {client: Share(rejected={client: reason}) for client, reason in refused.items()}
@@ -112,6 +127,28 @@ class Exchange:
         accepted = {c: self._new_state(states, c, token, shares[c].update) for c in merged.accepted}
         down = sum(len(data) for content in requests.values() for data in packed_records(content).values())
         return Attempt(merged, accepted, lost, down)
+
+    def _overflowing(self, server: Tree, shares: dict[int, Share], merged: Share, round: int) -> dict[int, str]:
+        """The client with the largest numbers, and why it is rejected, if numbers of the server's state would overflow
+        in this round. The server tries the updates only if their numbers, or its own, are large."""
+        sizes, now = {client: magnitude(shares[client].update) for client in merged.accepted}, magnitude(server)
+        if not sizes or not now <= LARGEST or max([now, *sizes.values()]) <= LARGE:
+            return {}
+        if self._stays_finite(server, merged.update, round):
+            return {}
+        worst = max(sizes, key=lambda client: sizes[client])
+        return {worst: "its update is so large that numbers of the server's state would overflow"}
+
+    def _stays_finite(self, server: Tree, update: Tree, round: int) -> bool:
+        """Whether the server's state and mean after a round with these updates have numbers of use."""
+        key = keys.key(self.seed, purpose="server", round=round).to(self.task.device)
+        try:
+            after = self.algorithm.advance(self.task, self.algorithm.fuse(server, update), key)
+            return magnitude((after, self.algorithm.posterior(after).mean)) <= LARGEST
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # decompositions and solvers fail where numbers overflow
+            return False
 
     def _measured(self, share: Share, client: int, message: Tree, states: RemoteStates) -> Share:
         """The share of one client with the measures of its update."""

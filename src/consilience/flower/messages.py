@@ -1,15 +1,28 @@
 """Messages between the server and the sites: checked JSON for plain values, packed records for tensors."""
 
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+import math
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from consilience.core.errors import RecordError
+from consilience.core.records import Tree, pack
+from consilience.core.text import plain
 
 P = TypeVar("P", bound="Payload")
+LONGEST_PAYLOAD = 100_000  # characters of JSON
+MANY = 1000  # entries of a list or dict of a payload
 Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
-Form = tuple[Dtype, Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(max_length=8)]]
+
+
+def _small(shape: list[int]) -> list[int]:
+    if math.prod(shape) > 10**8:
+        raise ValueError("an example of more than 10⁸ numbers")
+    return shape
+
+
+Form = tuple[Dtype, Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8), AfterValidator(_small)]]
 """The dtype and shape of one example."""
 Number = Annotated[int, Field(ge=0, le=10**12)]
 Probability = Annotated[float, Field(ge=0, le=1 + 1e-5, allow_inf_nan=False)]  # a mean of ones may round up
@@ -25,7 +38,17 @@ class Token(NamedTuple):
 
 NO_STATE = Token(0, 0)
 STATISTICS = "statistics"  # the name of the queries that ask for statistics of BatchNorm layers
-Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=200)]
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("characters that are not printable")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Text = Annotated[str, AfterValidator(plain)]
+Notes = Annotated[dict[Name, float], Field(max_length=MANY)]
 
 
 class Failure(str):
@@ -33,8 +56,10 @@ class Failure(str):
 
 
 class Payload(BaseModel):
-    """Plain values that another machine sends. Every field is checked."""
+    """Plain values that another machine sends. Every field is checked. `records` are the names of the packed records
+    that may come with them."""
 
+    records: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
@@ -48,7 +73,11 @@ class RaggedForm(Payload):
 
 
 EntryForm = Form | RaggedForm
-TreeForm = EntryForm | Annotated[list[EntryForm], Field(max_length=100)] | dict[Name, EntryForm]
+TreeForm = (
+    EntryForm
+    | Annotated[list[EntryForm], Field(max_length=100)]
+    | Annotated[dict[Name, EntryForm], Field(max_length=100)]
+)
 """The form of inputs or targets: of one tensor, or of a tuple or dict."""
 
 
@@ -65,7 +94,7 @@ class SiteInfo(Payload):
     held_out: Number
     x: TreeForm
     y: TreeForm
-    fingerprint: str
+    fingerprint: Name
 
 
 class TrainRequest(Payload):
@@ -76,29 +105,31 @@ class TrainRequest(Payload):
     an accepted update. `keep` are the states that the server may go back to. `refused` is the reason why the server
     refused the client's last update, for the log of the site."""
 
+    records = frozenset({"message", "state"})
     experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
-    fingerprint: str
+    fingerprint: Name
     stage: NonNegativeInt
     round: PositiveInt
     client: NonNegativeInt
     round_size: PositiveInt
     examples: PositiveInt
     seed: int
-    precision: str
+    precision: Name
     token: Token
     base: Token
-    keep: list[Token]
-    refused: str = Field(default="", max_length=1000)
+    keep: Annotated[list[Token], Field(max_length=MANY)]
+    refused: Text = ""
 
 
 class TrainReply(Payload):
     """The outcome of a training request. "done" comes with an update. The others come without: "rejected" if the update
     is not finite, "lost" if the state `base` is not on the disk, "failed" for any other `reason`."""
 
+    records = frozenset({"update"})
     status: Literal["done", "rejected", "lost", "failed"]
-    reason: str = ""
-    notes: dict[str, float] = {}
-    guards: dict[str, Number] = {}
+    reason: Text = ""
+    notes: Notes = {}
+    guards: Annotated[dict[Name, Number], Field(max_length=MANY)] = {}
 
 
 class EvaluateRequest(Payload):
@@ -106,9 +137,10 @@ class EvaluateRequest(Payload):
     learn alone, the message has the server's state, and the site scores the belief of its own state: `base` of the
     `experiment`, or the state in this request if `base` is `NO_STATE`."""
 
-    fingerprint: str
+    records = frozenset({"belief", "server", "state", "statistics"})
+    fingerprint: Name
     seed: int
-    precision: str
+    precision: Name
     samples: PositiveInt
     experiment: str = Field(default="", pattern=r"^([0-9a-f]{16})?$")
     base: Token = NO_STATE
@@ -118,30 +150,33 @@ class StatisticsRequest(Payload):
     """Asks a site for the sums of BatchNorm layers over its training examples, for the weights in this message. The
     reply has the sums as a record."""
 
-    fingerprint: str
+    records = frozenset({"weights", "total"})
+    fingerprint: Name
     seed: int
-    precision: str
+    precision: Name
 
 
 class StatisticsReply(Payload):
     """Comes with a record of sums."""
 
+    records = frozenset({"sums"})
+
 
 class Bins(Payload):
     """A reliability diagram."""
 
-    edges: list[float]
-    confidence: list[Probability]
-    accuracy: list[Probability]
-    count: list[Number]
+    edges: Annotated[list[float], Field(max_length=MANY)]
+    confidence: Annotated[list[Probability], Field(max_length=MANY)]
+    accuracy: Annotated[list[Probability], Field(max_length=MANY)]
+    count: Annotated[list[Number], Field(max_length=MANY)]
 
 
 class EvaluateReply(Payload):
     """The scores on a site's held-out examples."""
 
     examples: Number
-    point: dict[str, float]
-    marginal: dict[str, float] | None
+    point: Notes
+    marginal: Notes | None
     reliability: Bins | None
     marginal_reliability: Bins | None
 
@@ -155,21 +190,38 @@ def encode(payload: Payload, **records: bytes) -> RecordDict:
     return RecordDict(content)
 
 
+def longest_record(template: Tree) -> int:
+    """The most bytes that a packed record like `template` can have. Its values do not change its length; headers of
+    other versions may differ a little."""
+    return len(pack(template)) + 4096
+
+
 def packed_records(content: RecordDict) -> dict[str, bytes]:
     """The packed records of a message."""
     return {name: record["record"].data for name, record in content.array_records.items()}
 
 
-def decode(content: RecordDict | Failure, kind: type[P]) -> tuple[P, dict[str, bytes]]:
-    """(payload, packed records) of a message of this kind; a RecordError if it is anything else."""
+def decode(content: RecordDict | Failure, kind: type[P], longest: int | None = None) -> tuple[P, dict[str, bytes]]:
+    """(payload, packed records) of a message of this kind; a RecordError if it is anything else. No record may be
+    longer than `longest` bytes. Nothing is copied or parsed before the lengths are known to be right."""
     if isinstance(content, Failure):
         raise RecordError(content)
     try:
-        payload = kind.model_validate_json(str(content.config_records["payload"]["json"]))
-        return payload, packed_records(content)
+        text, records = content.config_records["payload"]["json"], packed_records(content)
+    except KeyError as error:
+        raise RecordError(f"the message is not a {kind.__name__}: {error} is missing") from error
+    if others := sorted({*content} - {"payload", *kind.records}):
+        raise RecordError(f"a {kind.__name__} came with records that were not asked for: {', '.join(others)}")
+    if any(len(record) > 1 for record in content.values()):
+        raise RecordError(f"a {kind.__name__} came with more than one value in a record")
+    for name, data in records.items():
+        if longest is not None and len(data) > longest:
+            raise RecordError(f"its {name} has {len(data):,} bytes, where at most {longest:,} were expected")
+    if not isinstance(text, str) or len(text) > LONGEST_PAYLOAD:
+        raise RecordError(f"the payload of a {kind.__name__} must be at most {LONGEST_PAYLOAD:,} characters of JSON")
+    try:
+        return kind.model_validate_json(text), records
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise RecordError(f"{kind.__name__}: {where}: {problem['msg']}") from error
-    except KeyError as error:
-        raise RecordError(f"the message is not a {kind.__name__}: {error} is missing") from error

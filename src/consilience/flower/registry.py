@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median_low
 
 import torch
 from pydantic import ValidationError
@@ -21,11 +20,11 @@ from consilience.data.ragged import Ragged
 from consilience.data.tensors import starts
 from consilience.data.trees import Entry
 from consilience.flower.messages import EntryForm, Payload, RaggedForm, SiteInfo, TreeForm
+from consilience.flower.updates import most_examples
 
 log = logging.getLogger("consilience")
 FILE = "sites.json"
 LENGTH = 16  # of rows of different lengths in the server's example of zeros
-PLAUSIBLE = 100  # times the median: the largest number of examples that is believed by default
 
 
 class Member(Payload):
@@ -47,10 +46,10 @@ class Registry(Payload):
 
     @classmethod
     def of(cls, sites: Iterable[SiteInfo], max_examples: int | None = None) -> Registry:
-        """A new experiment of these sites. A site with more than `max_examples`, by default 100 times the median,
+        """A new experiment of these sites. A site with more than `max_examples`, by default `most_examples` of all,
         counts for `max_examples`, and the log names it."""
         members = sorted(sites, key=lambda site: site.name)
-        first, most = members[0], max_examples or PLAUSIBLE * median_low(site.examples for site in members)
+        first, most = members[0], max_examples or most_examples(site.examples for site in members)
         for site in members:
             if (site.x, site.y) != (first.x, first.y):
                 raise DataError(

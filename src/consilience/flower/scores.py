@@ -13,9 +13,11 @@ from consilience.core import RecordError
 from consilience.evaluation.scores import Evaluation
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import Bins, EvaluateReply, decode
-from consilience.metrics.calibration import Reliability
+from consilience.flower.updates import most_examples
+from consilience.metrics import Reliability, bounds
 
 log = logging.getLogger("consilience")
+ROUNDING = 1e-5
 
 
 def evaluate_at_sites(
@@ -35,18 +37,26 @@ def evaluate_at_sites(
             replies[name] = check_scores(decode(reply, EvaluateReply)[0], template, held_out[name])
         except RecordError as error:
             log.warning("the scores of %r are rejected: %s", name, error)
-    return pool_scores({name: replies[name] for name in sorted(replies)}, template.belief)
+    most = coordinator.participation.max_examples or most_examples(reply.examples for reply in replies.values())
+    for name in [name for name, reply in replies.items() if reply.examples > most and name not in coordinator.capped]:
+        coordinator.capped.add(name)
+        log.warning("%r scored %d examples: it counts for %d in the means", name, replies[name].examples, most)
+    return pool_scores({name: replies[name] for name in sorted(replies)}, template.belief, most)
 
 
 def check_scores(reply: EvaluateReply, template: Evaluation, held_out: int) -> EvaluateReply:
-    """The reply, if it has the scores and diagrams of `template` and no more than `held_out` examples; else a
-    RecordError."""
+    """The reply, if it has the scores and diagrams of `template`, in their ranges, and no more than `held_out`
+    examples; else a RecordError."""
     for scores, bins, wanted, diagram in (
         (reply.point, reply.reliability, template.point, template.reliability),
         (reply.marginal, reply.marginal_reliability, template.marginal, template.marginal_reliability),
     ):
         if (scores is None) != (wanted is None) or set(scores or ()) != set(wanted or ()):
             raise RecordError("its scores are not those of the task")
+        for name, value in (scores or {}).items():
+            low, high = bounds(name)
+            if not (math.isnan(value) or low - ROUNDING <= value <= high + ROUNDING):
+                raise RecordError(f"its {name} is {value:g}, which is not between {low:g} and {high:g}")
         if (bins is None) != (diagram is None) or not (bins is None or _fits(bins, diagram, reply.examples)):
             raise RecordError("its reliability diagram does not fit its examples")
     if not 0 < reply.examples <= held_out:
@@ -60,12 +70,13 @@ def _fits(bins: Bins, diagram: dict[str, Any] | None, examples: int) -> bool:
     return right and bins.edges == edges and sum(bins.count) == examples
 
 
-def pool_scores(replies: dict[str, EvaluateReply], belief: str) -> Evaluation | None:
+def pool_scores(replies: dict[str, EvaluateReply], belief: str, most: int = 10**12) -> Evaluation | None:
     """The scores of many sites as one evaluation of a belief of this type: means weighted by the numbers of held-out
-    examples. The calibration error is that of all predictions together. R², F1 and similar scores are means of the
-    sites' own."""
+    examples, at most `most`. The calibration error is that of all predictions together. R², F1 and similar scores are
+    means of the sites' own."""
     if not replies:
         return None
+    replies = {name: _counted(site, most) for name, site in replies.items()}
     sites = list(replies.values())
     marginal = all(site.marginal is not None for site in sites)
     bins = [_pool([site.reliability for site in sites]), _pool([site.marginal_reliability for site in sites])]
@@ -78,6 +89,19 @@ def pool_scores(replies: dict[str, EvaluateReply], belief: str) -> Evaluation | 
         bins[1] if bins[1] is None else asdict(bins[1]),
         belief=belief,
     )
+
+
+def _counted(reply: EvaluateReply, most: int) -> EvaluateReply:
+    """The scores of at most `most` examples."""
+    if reply.examples <= most:
+        return reply
+    share = most / reply.examples
+
+    def fewer(bins: Bins | None) -> Bins | None:
+        return None if bins is None else bins.model_copy(update={"count": [round(n * share) for n in bins.count]})
+
+    diagrams = {"reliability": fewer(reply.reliability), "marginal_reliability": fewer(reply.marginal_reliability)}
+    return reply.model_copy(update={"examples": most, **diagrams})
 
 
 def _pool(bins: list[Bins | None]) -> Reliability | None:

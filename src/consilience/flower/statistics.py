@@ -11,7 +11,8 @@ from consilience.data import Cohort, Federation
 from consilience.data.ragged import Ragged
 from consilience.data.trees import entries
 from consilience.flower.coordinator import Coordinator
-from consilience.flower.messages import STATISTICS, StatisticsReply, StatisticsRequest, decode, encode
+from consilience.flower.messages import STATISTICS, StatisticsReply, StatisticsRequest, decode, encode, longest_record
+from consilience.flower.updates import LARGEST, magnitude
 from consilience.tasks.statistics import Sums, client_sums
 from consilience.tasks.task import Task
 
@@ -29,16 +30,16 @@ def sums_of_sites(
     """The valid sums of every online site, in the order of their names. A site that counts for fewer examples than it
     has, because of `max_examples`, counts for as many here."""
     template, names = _template(task, theta, federation), federation.names or ()
+    longest, timeout = longest_record(template), coordinator.participation.timeout
     fixed = not any(isinstance(part, Ragged) for _, part in entries(federation.data.x))
     further = {} if total is None else {"total": pack(to(total, "cpu"))}
     content = encode(request, weights=pack(Point(theta.cpu())), **further)
     claimed = {name: coordinator.online[name][1].examples for name in coordinator.available(names)}
     valid: dict[str, Sums] = {}
-    for name, reply in coordinator.ask(
-        f"query.{STATISTICS}", dict.fromkeys(claimed, content), coordinator.participation.timeout
-    ):
+    for name, reply in coordinator.ask(f"query.{STATISTICS}", dict.fromkeys(claimed, content), timeout, longest):
         try:
-            sums = check_sums(decode(reply, StatisticsReply)[1].get("sums", b""), template, claimed[name], fixed)
+            data = decode(reply, StatisticsReply, longest)[1].get("sums", b"")
+            sums = check_sums(data, template, claimed[name], fixed)
         except RecordError as error:
             log.warning("the statistics of %r are rejected: %s", name, error)
             continue
@@ -64,6 +65,8 @@ def check_sums(data: bytes, template: Sums, examples: int, fixed: bool = True) -
     sums: Sums = unpack(data, like=template)
     if not all(bool(part.isfinite().all()) for part in (sums.count, sums.first, sums.second)):
         raise RecordError("its sums are not finite")
+    if magnitude(sums) > LARGEST:
+        raise RecordError("its sums are so large that they would overflow")
     most = template.count * examples * (1 + 1e-6) if fixed else float("inf")
     if not bool(((sums.count > 0) & (sums.count <= most)).all()):
         raise RecordError(f"its sums do not count the entries of its {examples} examples")

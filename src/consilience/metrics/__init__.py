@@ -10,11 +10,21 @@ from consilience.metrics.own import Metric, Metrics, as_metrics, directions
 from consilience.metrics.precision_recall import PrecisionRecall
 from consilience.metrics.scores import auroc, classification, entropy, multilabel, regression
 from consilience.metrics.sequences import concordance, label_errors
-from consilience.metrics.summary import MARGINAL, NO_OWN, Directions, best, direction, rounds_to, running_means, spread
+from consilience.metrics.summary import (
+    MARGINAL,
+    NO_OWN,
+    Directions,
+    best,
+    bounds,
+    direction,
+    rounds_to,
+    running_means,
+    spread,
+)
 
 __all__ = [
     "MARGINAL", "NO_OWN", "Classified", "Directions", "InceptionDistance", "Judge", "Metric", "Metrics", "Modes",
-    "PrecisionRecall", "Reliability", "as_metrics", "auroc", "best", "classification", "concordance", "density_mse",
-    "direction", "directions", "entropy", "frechet", "inception", "label_errors", "mixture_density", "multilabel",
-    "pixels", "regression", "reliability", "rounds_to", "running_means", "spread",
+    "PrecisionRecall", "Reliability", "as_metrics", "auroc", "best", "bounds", "classification", "concordance",
+    "density_mse", "direction", "directions", "entropy", "frechet", "inception", "label_errors", "mixture_density",
+    "multilabel", "pixels", "regression", "reliability", "rounds_to", "running_means", "spread",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Summaries of a metric for tables: mean and standard deviation over seeds, and the better direction."""
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,9 @@ _UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "ap"}
 _UP |= {"modes", "classes", "good_share", "classifier_score", "concordance"}
 _DOWN = {"loss", "nll", "ece", "brier", "mse", "rmse", "mae", "error", "wer", "cer", "fid", "perplexity"}
 _DOWN |= {"classifier_distance", "bits"}
+_SHARES = {"accuracy", "ece", "precision", "recall", "f1", "auc", "auroc", "ap", "concordance", "good_share"}
+_SHARES |= {"sequence_error_rate"}
+_SIZES = {"mse", "rmse", "mae", "perplexity", "bits", "fid", "classifier_distance", "error", "wer", "cer", "modes"}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
@@ -51,5 +55,19 @@ def direction(metric: str, own: Directions = NO_OWN) -> int:
     of the name decides ("micro_f1", "test NLL"), or words that belong together ("good_share")."""
     if (name := metric.removesuffix(MARGINAL)) in own:
         return own[name]
-    words = {*re.split(r"[\W_]+", metric.lower()), *re.split(r"\W+", metric.lower())}
+    words = _words(metric)
     return bool(words & _UP) - bool(words & _DOWN)
+
+
+def bounds(metric: str) -> tuple[float, float]:
+    """The range of a metric's values, by the words of its name: shares are between 0 and 1, errors are not negative."""
+    words = _words(metric)
+    if words & _SHARES:
+        return 0.0, 1.0
+    if "brier" in words:
+        return 0.0, 2.0
+    return 0.0 if words & _SIZES else -math.inf, 1.0 if "r2" in words else math.inf
+
+
+def _words(metric: str) -> set[str]:
+    return {*re.split(r"[\W_]+", metric.lower()), *re.split(r"\W+", metric.lower())}

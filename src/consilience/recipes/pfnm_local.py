@@ -120,7 +120,7 @@ def trained(case: Case, name: str, train: AMSGrad, quick: bool) -> Trained:
     data = loaded(name, quick)
     federation = shared_out(data.train, case)
     task = Classification(network(data.train.x.shape[1:], case.hidden, case.seed))
-    run = fit(Ensemble(train), task, federation, rounds=1, seed=case.seed, progress=False)
+    run = fit(Ensemble(train, by_class=True), task, federation, rounds=1, seed=case.seed, progress=False)
     return Trained(case, data, federation, run, train)
 
 

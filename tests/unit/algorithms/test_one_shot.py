@@ -18,7 +18,10 @@ from support.scenarios import blobs, linear
 
 def kept(train, task, federation, **options):
     """The clients' networks of one round, as an ensemble keeps them: layers, and shares of classes."""
-    members, stack = learn(cs.algorithms.Ensemble(train), task, federation, **options).server, Stack.of(task.module)
+    members, stack = (
+        learn(cs.algorithms.Ensemble(train, by_class=True), task, federation, **options).server,
+        Stack.of(task.module),
+    )
     return [stack.layers(theta) for theta in members.theta], members.labels / members.labels.sum(0)
 
 

@@ -28,6 +28,14 @@ TRAIN = cs.SGD(lr=0.1, epochs=2, batch_size=5)
 REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
+HELD = [
+    cs.FedAvg(TRAIN), cs.FedProx(TRAIN), cs.algorithms.FedSGD(), cs.algorithms.FedNova(TRAIN),
+    cs.algorithms.FedPA(), cs.algorithms.MOON(TRAIN), cs.algorithms.FedLA(TRAIN),
+    *(kind(cs.inference.Identity(TRAIN))
+      for kind in (cs.algorithms.FedSEP, cs.algorithms.ADF, cs.algorithms.FedPADiagonal)),
+]  # fmt: skip
+
+
 def fit(method, task, federation, **options):
     return cs.fit(method, task, federation, **{"rounds": 3, "engine": ENGINE, "progress": False} | options)
 
@@ -71,7 +79,9 @@ def test_clipped_clients_are_counted_and_none_moves_the_mean_by_more_than_its_sh
 )
 def test_without_noise_and_clipping_equal_clients_have_the_method_itself(method):
     task, federation = linear(sizes=(6, 6, 6, 6), names=None)
-    plain, private = (fit(m, task, federation, cohort=3) for m in (method, cs.Private(method, clip=1e6, noise=0.0)))
+    plain, private = (
+        fit(m, task, federation, cohort=3) for m in (method, cs.Private(method, clip=1e6, noise=0.0, examples=24))
+    )
     for (name, x), (_, y) in zip(leaves(plain.server), leaves(private.server.method), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
 
@@ -124,7 +134,7 @@ def test_noise_has_the_deviation_of_its_length_over_the_planned_clients(noise_fr
 
 
 def test_factors_get_the_noise_of_a_sum():
-    method = cs.Private(cs.algorithms.FedSEP(), clip=0.5, noise=3.0, noise_from="seed")
+    method = cs.Private(cs.algorithms.FedSEP(), clip=0.5, noise=3.0, noise_from="seed", examples=100)
     before = state(method)
     zeros = tree_map(torch.zeros_like, before.method.q)
     planned = Weighted(torch.tensor([25.0]), torch.tensor([5.0]))
@@ -261,6 +271,81 @@ def test_without_noise_metrics_have_no_epsilon_and_are_strict_json(tmp_path):
         raise AssertionError(f"{word} is not JSON")
 
     assert len([json.loads(line, parse_constant=refuse) for line in lines]) == 3
+
+
+# Sizes of clients
+
+
+@pytest.mark.parametrize(
+    "method",
+    [cs.algorithms.FedSEP(cs.inference.Identity(TRAIN)), cs.algorithms.ADF(cs.inference.Identity(TRAIN)),
+     cs.algorithms.FedPADiagonal(cs.inference.Identity(TRAIN)), cs.algorithms.FedLA(TRAIN)],
+    ids=lambda m: m.name,
+)  # fmt: skip
+def test_a_method_that_uses_the_number_of_all_examples_needs_a_public_one(method):
+    with pytest.raises(ConfigError, match="would reveal the size of a client: give Private a number"):
+        state(cs.Private(method))
+    started = [
+        cs.Private(method, examples=50).start(None, cs.data.Info(torch.zeros(4), *torch.tensor([0, 10, total])))
+        for total in (100, 10**6)
+    ]
+    for (name, a), (_, b) in zip(leaves(started[0].method), leaves(started[1].method), strict=True):
+        assert torch.equal(a, b), f"{name} reveals the number of examples"
+
+
+@pytest.mark.parametrize("method", HELD, ids=lambda m: m.name)
+def test_a_clients_size_moves_no_other_client_and_the_sum_by_no_more_than_twice_clip(method):
+    """All methods that Private can hold: client 0 has 6 or 600 examples, and the others learn the same."""
+    private, (task, federation) = cs.Private(method, clip=0.1, noise=0.0, examples=20), linear((6, 5, 4), names=None)
+    many = torch.cat([federation.indices(0).repeat(100), federation.indices(1), federation.indices(2)])
+    larger = cs.Federation(federation.data, many, torch.tensor([0, 600, 605, 609]))
+    seen = []
+    for clients in (federation, larger):
+        prepared = private.adapt(task, 0).prepare(torch.device("cpu"), torch.float64)
+        info = cs.data.Info(prepared.initial(), *torch.tensor([0, 3, clients.examples]))
+        server, ids = private.start(prepared, info), torch.arange(3)
+        cohort = cs.data.Cohort(clients, ids, round=1, round_size=3, seed=0, dtype=torch.float64)
+        n = clients.sizes.double().unsqueeze(1)
+        message, held = private.message(server, ids), private.client(prepared, info, n)
+        update, _ = private.local(prepared, message, held, cohort)
+        seen.append((server.method, torch.cat([leaf.flatten(1) for _, leaf in leaves(update.update)], 1)))
+    for (name, a), (_, b) in zip(*(leaves(inner) for inner, _ in seen), strict=True):
+        assert torch.equal(a, b), f"{name} depends on a client's size"
+    change = seen[0][1] - seen[1][1]
+    assert torch.equal(change[1:], torch.zeros_like(change[1:])), "the update of another client depends on its size"
+    assert float(change[0].norm()) <= 0.2 + 1e-9
+
+
+# Updates that are not as a client makes them
+
+
+def judged(method, **changes):
+    """Which of two clients' updates are refused, if the second has other values."""
+    update = nothing_of(2, planned=5.0)
+    update.update.total.theta[:, 0] = method.clip * (1 - 1e-7)
+    for name, value in changes.items():
+        if name == "planned":
+            update.planned.total[1] = value
+        else:
+            update.update.total.theta[1] = value
+    measures = method.measures(None, None, update, n=torch.ones(2, 1), round_size=5, examples=9)
+    return method.refusals(None, None, measures)
+
+
+def nothing_of(clients, planned, parameters=4):
+    one = torch.ones(clients, 1)
+    return cs.algorithms.private.Update(
+        Weighted(cs.Point(torch.zeros(clients, parameters)), one), Weighted(one * planned, one.clone())
+    )
+
+
+def test_the_server_refuses_updates_longer_than_clip_and_other_plans():
+    method = cs.Private(clip=0.5)
+    assert judged(method) == {}
+    for planned in (-20.0, 100.0, 1e30, 0.0, 4.0, math.nan):
+        assert set(judged(method, planned=planned)) == {1}
+    assert judged(method, theta=0.26) == {1: "its update has the length 0.52, more than clip = 0.5"}
+    assert set(judged(method, theta=1e30)) == {1}
 
 
 # Settings and refusals

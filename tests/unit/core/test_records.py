@@ -1,6 +1,8 @@
+import contextlib
 import dataclasses
 import json
 import pickle
+import random
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from consilience.core.errors import RecordError
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import Addressed, Point, Tree, Weighted, pack, record, static, unpack
 from consilience.data.batch import Batch
+from support.fuzzing import everything, mutated
+from support.fuzzing import nested as nested_lists
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -336,3 +340,41 @@ def test_nbytes_counts_every_leaf_in_its_own_type():
     batch = Batch(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, dtype=torch.bfloat16), None)
     assert records.nbytes((batch, None, torch.zeros((), dtype=torch.bool))) == 6 * 4 + 6 * 8 + 2 * 2 + 1
     assert records.nbytes(None) == 0
+
+
+@pytest.mark.parametrize("levels", [65, 492, 5000, 100_000])
+def test_a_record_that_is_nested_too_deeply_is_refused(levels):
+    with pytest.raises(RecordError, match=r"nested more than 64 levels deep|damaged record"):
+        unpack(nested_lists(levels))
+    assert unpack(nested_lists(64)) is not None
+
+
+def test_pack_refuses_what_unpack_would_refuse():
+    deep = ()
+    for _ in range(64):
+        deep = (deep,)
+    with pytest.raises(RecordError, match="nested more than 64 levels deep"):
+        pack(deep)
+
+
+def test_static_fields_of_another_type_differ():
+    with pytest.raises(RecordError, match=r"expected Everything\(.*rate=1.0\), got Everything\(.*rate=True\)"):
+        unpack(pack(dataclasses.replace(everything(), rate=True)), like=everything())
+
+
+def test_a_header_with_a_key_twice_is_refused():
+    text = json.dumps(json.dumps({"a": "tensor"})[:-1] + ', "a": null}')
+    header = f'{{"__metadata__": {{"record": {text}}}}}'.encode()
+    with pytest.raises(RecordError, match="the record's header has a key twice"):
+        unpack(len(header).to_bytes(8, "little") + header)
+
+
+def test_no_damaged_record_raises_another_error_or_has_another_structure():
+    draw, wanted = random.Random(0), everything()
+    for _ in range(1500):
+        data = mutated(pack(wanted), draw)
+        assert isinstance(records.notes(data), dict)
+        with contextlib.suppress(RecordError):
+            unpack(data)
+        with contextlib.suppress(RecordError):
+            assert json.dumps(records.blueprint(unpack(data, like=wanted))) == json.dumps(records.blueprint(wanted))

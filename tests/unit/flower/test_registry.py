@@ -1,6 +1,7 @@
 """The registry of an experiment: order, limits, starts."""
 
 import itertools
+from string import ascii_lowercase
 from types import SimpleNamespace
 from typing import get_args
 
@@ -65,13 +66,26 @@ def test_sites_with_other_data_cannot_be_one_federation(other):
 
 @pytest.mark.parametrize(
     ("counts", "most", "wanted"),
-    [((3, 5, 10**9), None, [3, 5, 500]), ((5, 10**9), None, [5, 500]), ((3, 50), 20, [3, 20])],
+    [
+        ((3, 5, 10**9), None, [3, 5, 8]),
+        ((5, 10**9), None, [5, 50]),
+        ((2, 2, *[3] * 20, 10**9), None, [2, 2, *[3] * 20, 30]),
+        ((3, 50), 20, [3, 20]),
+    ],
+    ids=["all others together", "two sites", "10 times the median", "max_examples"],
 )
-def test_no_site_counts_for_more_than_max_examples_or_100_times_the_median(counts, most, wanted, caplog):
-    found = Registry.of([site_info(name, n) for name, n in zip("abc", counts, strict=False)], most)
+def test_a_claim_of_very_many_examples_is_reduced_and_named(counts, most, wanted, caplog):
+    found = Registry.of([site_info(name, n) for name, n in zip(ascii_lowercase, counts, strict=False)], most)
     assert [member.examples for member in found.members] == wanted
     name = found.names[-1]
     assert caplog.messages == [f"{name!r} claims {counts[-1]} examples: it counts for max_examples = {wanted[-1]}"]
+
+
+@pytest.mark.parametrize("counts", [(303, 294, 123, 200), (5, 50), (100, 60, 40), (35, 18, 16, 9, 4, 1)])
+def test_honest_sizes_count_in_full(counts, caplog):
+    found = Registry.of([site_info(name, n) for name, n in zip(ascii_lowercase, counts, strict=False)])
+    assert [member.examples for member in found.members] == list(counts)
+    assert not caplog.messages
 
 
 @pytest.fixture

@@ -94,6 +94,25 @@ def test_a_site_cannot_score_more_examples_than_it_holds_out():
             checked(examples=examples)
 
 
+@pytest.mark.parametrize(("value", "accepted"), [(0.0, True), (1.0 + 1e-7, True), (math.nan, True), (1.01, False)])
+def test_scores_must_lie_in_their_range(value, accepted):
+    if accepted:
+        assert str(checked(point=SOUND.point | {"accuracy": value}).point["accuracy"]) == str(value)
+        return
+    for which in ("point", "marginal"):
+        with pytest.raises(RecordError, match=r"its accuracy is 1\.01, which is not between 0 and 1"):
+            checked(**{which: SOUND.point | {"accuracy": value}})
+
+
+def test_a_site_with_very_many_examples_counts_for_at_most_so_many():
+    probs, y = predictions()
+    one, many, other = reply(probs, y), reply(probs.repeat(20, 1), y.repeat(20)), reply(*predictions(60, 1))
+    found, equal = (pool_scores({"a": other, "b": site}, "Point", 60) for site in (many, one))
+    assert found.point == pytest.approx(equal.point)
+    assert [client["examples"] for client in found.clients] == [60, 60]
+    assert sum(found.reliability["count"]) == 120
+
+
 OTHER = "its scores are not those of the task"
 UNFIT = "its reliability diagram does not fit its examples"
 ONE_BIN = {"edges": [0.0, 1.0], "confidence": [0.5], "accuracy": [0.25], "count": [60]}

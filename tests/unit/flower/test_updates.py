@@ -1,6 +1,7 @@
 """Updates are accepted only with the right form, finite numbers and a weight that the client can have."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import consilience as cs
+from consilience.algorithms.fedbe import Update as Models
+from consilience.algorithms.shared.one_shot import Update as OneShot
 from consilience.core.errors import RecordError
 from consilience.core.records import Point, Weighted, leaves, pack, record
-from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update
+from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update, magnitude
 
 P = 3
 CLIENT = 3
@@ -65,6 +68,7 @@ REJECTED = [
     (weighted(math.nan), "is not finite"),
     (Weighted(TEMPLATE.total, torch.zeros(1, dtype=torch.float64)), "the weight 0, which is not positive"),
     (Weighted(TEMPLATE.total, -TEMPLATE.weight), "the weight -2, which is not positive"),
+    (Weighted(TEMPLATE.total, torch.tensor([1e-310], dtype=torch.float64)), "over its weight 1e-310 is not finite"),
     *[(data, "record") for data in (b"", b"\x00" * 8, b"no record", b"\xff" * 100)],
 ]
 
@@ -131,3 +135,38 @@ def test_an_update_cannot_name_another_client(inside):
     for other in (0, CLIENT - 1, 10**6, -1):
         with pytest.raises(RecordError, match="client is another client's"):
             checked(owned(other), owned(0))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        OneShot(torch.zeros(1, P), torch.tensor([[2.0, 0.0]]), torch.tensor([0])),
+        Models(torch.zeros(1, P), torch.tensor([[2.0]])),
+    ],
+    ids=["by class", "in all"],
+)
+def test_numbers_of_examples_are_reduced_as_weights_are(template):
+    def claiming(*counts):
+        name = "labels" if hasattr(template, "labels") else "n"
+        own = {"client": torch.tensor([CLIENT])} if name == "labels" else {}
+        return replace(template, **{name: torch.tensor([counts[: getattr(template, name).shape[1]]])}, **own)
+
+    assert checked(claiming(5.0, 0.0), template)[1] is None
+    found, claimed = checked(claiming(1e6, 0.0), template)
+    assert claimed == 1e6
+    assert float((found.labels if hasattr(found, "labels") else found.n).sum()) == 5
+    for wrong in ((-1.0, 6.0), (0.0, 0.0)):
+        with pytest.raises(RecordError, match="are not numbers of examples"):
+            checked(claiming(*wrong), template)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_magnitude_of_numbers_is_relative_to_the_largest(dtype):
+    largest = torch.finfo(dtype).max
+
+    def of(value):
+        return magnitude((Point(torch.tensor([0.5, -value], dtype=dtype)), torch.tensor([2**60]), torch.zeros(0), None))
+
+    assert [of(value) for value in (0.0, 1.0, largest**0.5, largest)] == pytest.approx([0, 0, 0.5, 1])
+    assert of(math.inf) == math.inf
+    assert math.isnan(of(math.nan))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from consilience import metrics
 from consilience.core.errors import DataError
-from consilience.metrics import Reliability, best, rounds_to, running_means
+from consilience.metrics import Reliability, best, bounds, rounds_to, running_means
 
 
 def predictions(seed: int, n: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -196,3 +196,22 @@ def test_running_means_are_over_the_rounds_that_were_measured() -> None:
     assert best(curve, 21) is None
     assert rounds_to(curve, 0.6, 10) == 15
     assert rounds_to(curve, 0.9, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high"),
+    [
+        ("accuracy", 0, 1),
+        ("macro_f1 (marginal)", 0, 1),
+        ("sequence_error_rate", 0, 1),
+        ("label_error_rate", 0, math.inf),
+        ("brier", 0, 2),
+        ("rmse", 0, math.inf),
+        ("bits_per_token", 0, math.inf),
+        ("r2", -math.inf, 1),
+        ("nll", -math.inf, math.inf),
+        ("classifier_score", -math.inf, math.inf),
+    ],
+)
+def test_a_metrics_range_follows_from_its_name(metric: str, low: float, high: float) -> None:
+    assert bounds(metric) == (low, high)

@@ -25,7 +25,8 @@ class Message:
 
 @record
 class Update:
-    """Trained weights θ [K, P], numbers of examples by class [K, C] (None without classes), and client ids [K]."""
+    """Trained weights θ [K, P], numbers of examples by class [K, C] (None without classes, or if the method does not
+    need them), and client ids [K]."""
 
     theta: Tensor
     labels: Tensor | None
@@ -44,6 +45,11 @@ class OneShot(Algorithm):
     additive: ClassVar[bool] = False
     train: Chain
 
+    @property
+    def sends_labels(self) -> bool:
+        """Whether clients send their numbers of examples by class."""
+        return True
+
     @abstractmethod
     def starts(self, server: Any, ids: Tensor) -> Message:
         """The weights that the clients `ids` continue from."""
@@ -59,9 +65,9 @@ class OneShot(Algorithm):
         theta = torch.where(start.known > 0, start.theta, own_start(task, cohort))
         x = cohort.glimpse()
         self.check(task, theta[0], x)
-        classes = task.predict(theta[0], x).shape[-1]
+        labels = cohort.label_counts(task.predict(theta[0], x).shape[-1]) if self.sends_labels else None
         trained = self.train(task, theta, cohort)
-        return Update(trained, cohort.label_counts(classes), cohort.ids.to(trained.device, copy=True)), None
+        return Update(trained, labels, cohort.ids.to(trained.device, copy=True)), None
 
 
 def own_start(task: Task, cohort: Cohort) -> Tensor:
