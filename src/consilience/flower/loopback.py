@@ -30,7 +30,7 @@ class Loopback:
 
     def __init__(self, folder: Path, *, secure: bool = False) -> None:
         self.folder, self.secure = folder, secure
-        self.port, self.gate_port = _free_port(), _free_port()
+        self.port, self.gate_port = free_port(), free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -80,7 +80,7 @@ class Loopback:
                 self._flwr("supernode", "register", str(public), "--name", site, "--format", "json")
             how = ["--superlink", f"127.0.0.1:{self.gate_port}", "--authority", str(self.certificates / "ca.crt"),
                    "--certificate", str(self.certificates / f"{site}.crt"), "--key", str(key)]  # fmt: skip
-        self._start(site, ["consilience", "flower", "node", *how, "--port", str(_free_port()), "--node-config", words])
+        self._start(site, ["consilience", "flower", "node", *how, "--port", str(free_port()), "--node-config", words])
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -110,7 +110,7 @@ class Loopback:
     def wait(self, run: str, seconds: float = 600.0) -> str:
         """Wait for the end of a run and return its status. The server's output is in the log `run-RUN`."""
         with open(self.log(f"run-{run}"), "ab") as log:
-            stream = [_tool("flwr"), "log", run, "--stream"]
+            stream = [tool("flwr"), "log", run, "--stream"]
             try:
                 subprocess.run(
                     stream, stdout=log, stderr=subprocess.STDOUT, env=self._environment(), cwd=self.folder,
@@ -125,7 +125,7 @@ class Loopback:
         """Start a process, and wait until it listens at `port`."""
         with open(self.log(name), "ab") as log:
             self._processes[name] = subprocess.Popen(
-                [_tool(command[0]), *command[1:]], stdout=log, stderr=subprocess.STDOUT, env=self._environment(name),
+                [tool(command[0]), *command[1:]], stdout=log, stderr=subprocess.STDOUT, env=self._environment(name),
                 cwd=self.folder, start_new_session=True,
             )  # fmt: skip
         end = time.monotonic() + START_TIMEOUT
@@ -138,7 +138,7 @@ class Loopback:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
-            [_tool("flwr"), *arguments], capture_output=True, text=True, env=self._environment(), cwd=self.folder
+            [tool("flwr"), *arguments], capture_output=True, text=True, env=self._environment(), cwd=self.folder
         )
         try:
             found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
@@ -166,14 +166,15 @@ def _offspring(pid: int) -> list[int]:
     return [*found, *(deeper for child in found for deeper in _offspring(child))]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     """The path of a command in this Python environment, or the first on the PATH."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)

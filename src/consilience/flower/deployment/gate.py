@@ -40,7 +40,7 @@ IDLE = 30.0  # seconds until all headers of the next request are there
 REQUEST = 300.0  # seconds from the end of the headers to the end of the response
 ANSWER = 60.0  # seconds that the SuperLink has to answer
 KEEP = 2.0  # seconds that a connection to the SuperLink is kept; the SuperLink itself ends it after five
-STRANGERS, STRANGERS_OF_ADDRESS = 256, 16  # connections without a finished handshake
+STRANGERS, STRANGERS_OF_ADDRESS = 256, 64  # connections without a finished handshake
 CONNECTIONS, CONNECTIONS_OF_SITE = 4096, 16  # connections of sites; Flower needs about four for each
 _HOP = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
 
