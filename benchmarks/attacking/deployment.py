@@ -193,7 +193,6 @@ def large_bodies() -> Outcome:
 
 @attack("A site with a certificate sends 16 times all but the last byte of 64 MB")
 def large_bodies_of_a_site() -> Outcome:
-    size = 64 << 20
     with scene() as here:
         before, sent = here.memory(), []
 
@@ -214,7 +213,9 @@ def large_bodies_of_a_site() -> Outcome:
         for thread in threads:
             thread.join(60)
         grown, most = here.memory() - before, max(sent) / 1e6
-        return Outcome(f"up to {most:.0f} MB were taken from each; the gate's memory grew by {grown:.0f} MB", grown < 50)
+        return Outcome(
+            f"up to {most:.0f} MB were taken from each; the gate's memory grew by {grown:.0f} MB", grown < 50
+        )
 
 
 def idle(count: int) -> Outcome:
@@ -225,7 +226,8 @@ def idle(count: int) -> Outcome:
                 held.append(socket.create_connection(("127.0.0.1", here.port), timeout=2))
         done, slowest = here.exchanges(10)
         return Outcome(
-            f"{len(held)} connections; {done} of 10 exchanges of a site succeed, the slowest in {slowest:.1f} s", done == 10
+            f"{len(held)} connections; {done} of 10 exchanges of a site succeed, the slowest in {slowest:.1f} s",
+            done == 10,
         )
 
 
@@ -301,7 +303,9 @@ def other_key() -> Outcome:
             one.sendall(here.head(4).replace(here.header[:40].encode(), b"A" * 40) + b"body")
             one.recv(4096)
         reached = bool(here.received)
-        return Outcome("it reached the SuperLink" if reached else "refused: not the key of the certificate", not reached)
+        return Outcome(
+            "it reached the SuperLink" if reached else "refused: not the key of the certificate", not reached
+        )
 
 
 def in_memory():
@@ -319,7 +323,9 @@ def second_server() -> Outcome:
     from consilience.core.errors import ConsilienceError
     from consilience.flower import app as flower_app
 
-    lock = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); input()"
+    lock = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); input()"
+    )
     with tempfile.TemporaryDirectory() as name, support.unhurried():
         world = support.World.linear(support.FEDEP, Path(name))
         read, began = flower_app.Registry.read, []
@@ -450,7 +456,9 @@ def interrupted() -> Outcome:
         calls = programs / "flwr.calls"
         run = subprocess.Popen([app / "run.sh"], env=env, start_new_session=True, stderr=subprocess.DEVNULL)
         limit = time.monotonic() + 20
-        while time.monotonic() < limit and not (calls.exists() and ("log " in calls.read_text() or "--stream" in calls.read_text())):
+        while time.monotonic() < limit and not (
+            calls.exists() and ("log " in calls.read_text() or "--stream" in calls.read_text())
+        ):
             time.sleep(0.1)
         time.sleep(0.5)
         os.killpg(run.pid, signal.SIGINT)

@@ -67,8 +67,8 @@ class Coordinator:
         return self._requests
 
     def gather(self, count: int) -> list[SiteInfo]:
-        """The information of the online sites, as soon as `count` are online whose examples have the same form, which is
-        more than of any other form. Sites with other forms are left out, and the log names them."""
+        """The information of the online sites with the most frequent form of examples, as soon as `count` of them are
+        online. The log names the others, which are left out."""
         for _ in self.waiting(lambda: f"{len(self.online)} of {count} sites are online{self._names()}{self._forms()}"):
             self.poll()
             alike, *odd = self._groups() or [[]]

@@ -47,8 +47,8 @@ class Registry(Payload):
 
     @classmethod
     def of(cls, sites: Iterable[SiteInfo], max_examples: int | None = None) -> Registry:
-        """A new experiment of these sites, whose examples have the same form. A site with more than `max_examples`, by default 100 times the median,
-        counts for `max_examples`, and the log names it."""
+        """A new experiment of these sites, whose examples have the same form. A site with more than `max_examples`, by
+        default 100 times the median, counts for `max_examples`, and the log names it."""
         members = sorted(sites, key=lambda site: site.name)
         first, most = members[0], max_examples or PLAUSIBLE * median_low(site.examples for site in members)
         for site in members:
@@ -75,8 +75,8 @@ class Registry(Payload):
         stored = Registry.read(folder) or self
         if stored.experiment != self.experiment:
             raise CheckpointError(
-                f"another server has begun a run in {folder} meanwhile: run the app again to resume that run, or choose "
-                "another directory"
+                f"another server has begun a run in {folder} meanwhile: run the app again to resume that run, or "
+                "choose another directory"
             )
         folder.mkdir(parents=True, exist_ok=True)
         again = self.model_copy(update={"start": max(stored.start + 1, int(time.time()))})

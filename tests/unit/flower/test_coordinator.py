@@ -114,15 +114,22 @@ def test_a_site_with_another_form_of_examples_is_named_and_left_out(grid, coordi
         grid.start(site(name, **form))
     assert [one.name for one in coordinator.gather(2)] == ["Basel", "Bern"]
     assert "the run begins without 'Aarau'" in caplog.text
-    assert "an example is float32 3 and float32 1 at 'Basel', 'Bern', but float32 4 and float32 1 at 'Aarau'" in caplog.text
+    assert (
+        "an example is float32 3 and float32 1 at 'Basel', 'Bern', but float32 4 and float32 1 at 'Aarau'"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(("odd", "least"), [(("Aarau",), 3), (("Aarau", "Bern"), 2)], ids=["too few", "no majority"])
 def test_a_run_waits_for_enough_sites_with_the_same_form_of_examples(grid, coordinator, caplog, odd, least):
-    nodes = {name: grid.start(site(name, **OTHER if name in odd else {})) for name in ("Aarau", "Basel", "Bern", "Chur")}
+    nodes = {
+        name: grid.start(site(name, **OTHER if name in odd else {})) for name in ("Aarau", "Basel", "Bern", "Chur")
+    }
     if len(odd) == 1:
         grid.kill(nodes["Chur"])
-    with pytest.raises(DataError, match=r"different data: an example is .* at .*'Aarau'.*Let all read the same columns"):
+    with pytest.raises(
+        DataError, match=r"different data: an example is .* at .*'Aarau'.*Let all read the same columns"
+    ):
         coordinator.gather(least)
     assert "The sites have different data" in caplog.text
     grid.kill(nodes["Aarau"])
@@ -131,7 +138,7 @@ def test_a_run_waits_for_enough_sites_with_the_same_form_of_examples(grid, coord
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_where_nodes_have_keys_a_node_without_a_registered_name_cannot_act_as_any_site(grid, coordinator, caplog, named):
+def test_a_node_whose_key_is_registered_without_a_name_cannot_act_as_any_site(grid, coordinator, caplog, named):
     grid._insecure = False  # as Flower's grid has it where the SuperLink uses TLS
     nameless = grid.start(site("Basel"))
     if named:

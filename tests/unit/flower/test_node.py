@@ -36,7 +36,7 @@ def test_a_node_waits_until_the_server_has_forgotten_an_earlier_one(server, capl
     client, now = server(*[412] * 12, 200)
     assert client.ActivateNode(ActivateNodeRequest()).node_id == 7
     assert now[0] == FORGOTTEN
-    assert "It does so for 60 s after a node with the same key was killed, and if the key is not registered" in caplog.text
+    assert "for 60 s after a node with the same key was killed, and if the key is not registered" in caplog.text
 
 
 def test_a_node_that_is_not_registered_is_refused_in_the_end(server):

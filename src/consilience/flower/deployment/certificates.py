@@ -39,7 +39,11 @@ def make_server_certificate(folder: Path, names: tuple[str, ...] = ()) -> list[P
     certificate = _issued(
         folder, "federation server", key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, [(known, False)]
     )
-    return [*made, write_private(folder / "server.key", _private(key)), write_private(folder / "server.crt", certificate)]
+    return [
+        *made,
+        write_private(folder / "server.key", _private(key)),
+        write_private(folder / "server.crt", certificate),
+    ]
 
 
 def make_key(path: Path) -> Path:
@@ -56,8 +60,8 @@ def certify(folder: Path, site: str, public_key: Path) -> Path:
     ECDSA key of ssh-keygen, which the site also signs its requests with."""
     if not _SITE.fullmatch(site) or site in ("ca", "server", ".", ".."):
         raise ConfigError(
-            f"{site!r} cannot be the name of a site with a certificate: it needs 1 to 64 characters without slashes and "
-            "quotes, and neither 'ca' nor 'server'"
+            f"{site!r} cannot be the name of a site with a certificate: it needs 1 to 64 characters without slashes "
+            "and quotes, and may be neither 'ca' nor 'server'"
         )
     try:
         key = serialization.load_ssh_public_key(public_key.read_bytes())

@@ -1,4 +1,4 @@
-"""Runs a node's app in a new process for every message, as flower-superexec does. This is a script, which imports Flower
+"""Runs a node's app in a new process for every message, as flower-superexec does. It is a script, which imports Flower
 and nothing else."""
 
 import importlib
@@ -29,6 +29,7 @@ class PrivateExecutor(SubprocessExecutor):
 
 
 def main() -> None:
+    """Run flower-superexec with a `PrivateExecutor`."""
     module = importlib.import_module("flwr.supercore.superexec.run_superexec")
     module.get_executor = lambda *_, **__: PrivateExecutor()  # type: ignore[attr-defined]
     flower_superexec()

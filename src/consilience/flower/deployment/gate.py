@@ -86,7 +86,7 @@ class Places:
             self._held.pop(task, None)
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A request that is not passed on."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -95,6 +95,8 @@ class Refused(Exception):
 
 
 class Writer(Protocol):
+    """The part of asyncio.StreamWriter that a conversation needs."""
+
     def write(self, data: bytes) -> None: ...
     async def drain(self) -> None: ...
 
@@ -163,8 +165,8 @@ class Gate:
                 if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
                     return
                 http.start_next_cycle()
-        except (Refused, h11.RemoteProtocolError) as error:
-            status = error.status if isinstance(error, Refused) else error.error_status_hint
+        except (RefusedError, h11.RemoteProtocolError) as error:
+            status = error.status if isinstance(error, RefusedError) else error.error_status_hint
             self._warn("refused a request of %r: %s", site.name, error)
             if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 body = str(error).encode()
@@ -179,19 +181,19 @@ class Gate:
         headers = dict(request.headers)
         path = request.target.decode("ascii")
         if not OPEN.fullmatch(path):
-            raise Refused(403, f"{path[:80]!r} is not for sites")
+            raise RefusedError(403, f"{path[:80]!r} is not for sites")
         if request.method != b"POST":
-            raise Refused(405, "the method is not POST")
+            raise RefusedError(405, "the method is not POST")
         if headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode()) != site.key:
-            raise Refused(403, "the request is not signed with the key of the certificate")
+            raise RefusedError(403, "the request is not signed with the key of the certificate")
         if int(headers.get(b"content-length", b"0")) > MAX_BYTES:
-            raise Refused(413, f"the request has more than {MAX_BYTES} bytes")
+            raise RefusedError(413, f"the request has more than {MAX_BYTES} bytes")
         kept = [(name, value) for name, value in request.headers if name not in _HOP]
         passed = self._superlink.build_request("POST", path, content=_body(http, reader), headers=kept)
         try:
             answer = await self._superlink.send(passed, stream=True)
         except httpx.TransportError as error:
-            raise Refused(503, f"the SuperLink does not answer: {error}") from error
+            raise RefusedError(503, f"the SuperLink does not answer: {error}") from error
         try:
             found = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _HOP]
             writer.write(http.send(h11.Response(status_code=answer.status_code, headers=found)) or b"")
@@ -225,7 +227,7 @@ async def _body(http: h11.Connection, reader: asyncio.StreamReader) -> AsyncIter
     while isinstance(event := await _next(http, reader, PIECE), h11.Data):
         total += len(event.data)
         if total > MAX_BYTES:
-            raise Refused(413, f"the request has more than {MAX_BYTES} bytes")
+            raise RefusedError(413, f"the request has more than {MAX_BYTES} bytes")
         yield bytes(event.data)
 
 

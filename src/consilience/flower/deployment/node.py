@@ -1,5 +1,5 @@
-"""Starts a site's SuperNode. It shows the site's certificate to the gate, waits for a place at the server, and hands its
-work to its own processes only."""
+"""Starts a site's SuperNode. It shows the site's certificate to the gate, waits while the server counts an earlier node
+as online, and hands its work to its own processes only."""
 
 import logging
 import os
@@ -27,7 +27,9 @@ from consilience.core.errors import ConfigError
 from consilience.flower.deployment.certificates import write_private
 
 log = logging.getLogger("consilience")
-FORGOTTEN = HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL  # seconds until the SuperLink notices that a node was killed
+FORGOTTEN = (
+    HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
+)  # seconds until the SuperLink notices that a node was killed
 PAUSE = 5.0  # seconds between two attempts
 
 
@@ -38,7 +40,13 @@ class SiteClient(FleetHttpClient):
 
     @classmethod
     def from_server_address(
-        cls, server_address: str, insecure: bool, root_certificates: Any, interceptors: Any, *, retry_invoker: Any = None
+        cls,
+        server_address: str,
+        insecure: bool,
+        root_certificates: Any,
+        interceptors: Any,
+        *,
+        retry_invoker: Any = None,
     ) -> "SiteClient":
         if cls.tls is None:
             return super().from_server_address(
@@ -47,7 +55,7 @@ class SiteClient(FleetHttpClient):
         return cls(f"https://{server_address}", interceptors=interceptors, verify=cls.tls, retry_invoker=retry_invoker)
 
     def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802
-        end = time.monotonic() + FORGOTTEN + 2 * PAUSE
+        start, seconds = time.monotonic(), FORGOTTEN + 2 * PAUSE
         while True:
             try:
                 return super().ActivateNode(request)
@@ -55,13 +63,14 @@ class SiteClient(FleetHttpClient):
                 log.warning("the server cannot be reached: %s", error)
                 raise
             except httpx.HTTPStatusError as error:
-                left = end - time.monotonic()
-                if error.response.status_code != httpx.codes.PRECONDITION_FAILED or left < 0:
+                passed = time.monotonic() - start
+                if error.response.status_code != httpx.codes.PRECONDITION_FAILED or passed > seconds:
                     raise
-                log.warning(
-                    "the server refuses this node. It does so for %d s after a node with the same key was killed, and if "
-                    "the key is not registered (register.sh). Trying again for %.0f s", FORGOTTEN, left,
-                )  # fmt: skip
+                if not passed // PAUSE:
+                    log.warning(
+                        "the server refuses this node. It does so for %d s after a node with the same key was killed, "
+                        "and if the key is not registered (register.sh). Trying again for %d s", FORGOTTEN, seconds,
+                    )  # fmt: skip
                 time.sleep(PAUSE)
 
 
@@ -73,8 +82,8 @@ def run_node(
     certificate: Path | None = None,
     key: Path | None = None,
 ) -> None:
-    """Run a SuperNode with these options of flower-supernode, until it ends. Without the authority's certificate and the
-    site's certificate and key, it connects as `options` say.
+    """Run a SuperNode with these options of flower-supernode, until it ends. With a `certificate` and `key` of the
+    site, and the certificate of the `authority`, it uses them; otherwise it connects as the options say.
 
     The node serves its work at `port` of this machine. Flower lets every process of the machine take it, unless the
     processes that may take it prove that they know a secret, which is in a file that no other account can read."""
@@ -90,7 +99,7 @@ def run_node(
     proof = ["--superexec-auth-secret-file", str(secret)]
     runner = [sys.executable, "-P", str(Path(__file__).with_name("executor.py")), "--insecure", *proof]
     subprocess.Popen([*runner, "--runtime-api-address", f"127.0.0.1:{port}", "--parent-pid", str(os.getpid())])
-    fleet_http_connection.FleetHttpClient = SiteClient  # type: ignore[misc]
+    fleet_http_connection.FleetHttpClient = SiteClient  # type: ignore[attr-defined]
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
     sys.argv = ["flower-supernode", "--port", str(port), "--isolation", "process", *proof, *options]
     flower_supernode()
