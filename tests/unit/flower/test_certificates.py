@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from consilience.core.errors import ConfigError
 from consilience.flower.deployment.certificates import certify, make_key, make_server_certificate
-from consilience.flower.deployment.gate import Site
+from consilience.flower.deployment.gate import Site, server_tls
 from consilience.flower.deployment.node import client_tls
 
 
@@ -32,10 +32,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def server(folder):
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.crt"))
-    tls.verify_mode = ssl.CERT_REQUIRED
-    tls.load_cert_chain(folder / "server.crt", folder / "server.key")
-    return tls
+    return server_tls(folder)
 
 
 @pytest.fixture

@@ -234,14 +234,8 @@ async def _body(http: h11.Connection, reader: asyncio.StreamReader) -> AsyncIter
 def run_gate(superlink: str, host: str, port: int, certificates: Path) -> None:
     """Serve the gate at host:port for the SuperLink at host:port `superlink`, until the process ends. `certificates`
     holds ca.crt, server.crt and server.key, which the SuperLink uses too."""
-    files = {name: certificates / name for name in ("ca.crt", "server.crt", "server.key")}
-    for file in files.values():
-        if not file.is_file():
-            raise ConfigError(f"{file} is missing: the gate needs the SuperLink's certificates (docs/deploy.md)")
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files["ca.crt"]))
-    tls.verify_mode = ssl.CERT_REQUIRED
-    tls.load_cert_chain(files["server.crt"], files["server.key"])
-    trusted = ssl.create_default_context(cafile=str(files["ca.crt"]))
+    tls = server_tls(certificates)
+    trusted = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
 
     async def serve() -> None:
         limits = httpx.Limits(keepalive_expiry=KEEP)
@@ -255,6 +249,19 @@ def run_gate(superlink: str, host: str, port: int, certificates: Path) -> None:
 
     with suppress(KeyboardInterrupt):
         asyncio.run(serve())
+
+
+def server_tls(certificates: Path) -> ssl.SSLContext:
+    """The TLS settings of the gate: a peer must show a certificate of the authority in this folder."""
+    for name in ("ca.crt", "server.crt", "server.key"):
+        if not (certificates / name).is_file():
+            raise ConfigError(
+                f"{certificates / name} is missing: the gate needs the SuperLink's certificates (docs/deploy.md)"
+            )
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates / "ca.crt"))
+    tls.verify_mode = ssl.CERT_REQUIRED
+    tls.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+    return tls
 
 
 def _family(host: str) -> socket.AddressFamily:
