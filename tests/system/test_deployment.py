@@ -204,7 +204,7 @@ echo "$*" >>"$FLWR_HOME/calls"
 case "$1" in
   run) echo '{"success": true, "run-id": "1234567890123456789"}' ;;
   log) echo "FLWR_HOME=$FLWR_HOME telemetry=$FLWR_TELEMETRY_ENABLED no-update-check=$FLWR_DISABLE_UPDATE_CHECK"
-    [ "${ENDLESS:-}" ] && sleep 60 ;;
+    [ "${ENDLESS:-}" ] && exec sleep 60 ;;
 esac
 exit 0
 """

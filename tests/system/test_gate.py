@@ -97,7 +97,7 @@ def test_idle_strangers_keep_no_site_out_and_are_ended(folder, port):
 
 
 def test_a_site_that_holds_many_connections_ends_its_own_oldest_ones(folder, port):
-    tls, key = site(folder, "south")
+    tls, _ = site(folder, "south")
     held = [
         tls.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10), server_hostname="localhost")
         for _ in range(6)

@@ -88,6 +88,14 @@ def test_a_second_call_keeps_the_authority_and_renews_the_server(folder, server,
     assert Site.of(handshake(server, site("north"))).name == "north"
 
 
+def test_an_authority_whose_key_is_elsewhere_is_not_replaced(folder):
+    before = (folder / "ca.crt").read_bytes()
+    (folder / "ca.key").unlink()
+    with pytest.raises(ConfigError, match=r"has no authority that can sign .*: bring its ca\.key and ca\.crt there"):
+        make_server_certificate(folder)
+    assert (folder / "ca.crt").read_bytes() == before
+
+
 def test_only_the_owner_reads_certificates_and_keys(folder, site):
     site("north")
     assert oct(folder.stat().st_mode)[-3:] == "700"

@@ -83,6 +83,11 @@ def test_a_site_cannot_send_requests_with_the_key_of_another():
     assert b"not signed with the key of the certificate" in answer
 
 
+def test_a_request_names_one_key():
+    head = request("/v1/fleet/pull-messages").replace(b"host: gate", b"flwr-public-key: another")
+    assert status(converse(head.replace(b"\r\n\r\n", b"\r\nhost: gate\r\n\r\n"))[0]) == 403
+
+
 def test_requests_have_a_largest_size_and_must_be_posts():
     assert status(converse(request("/v1/fleet/push-object", b"0" * MAX_BYTES))[0]) == 401
     answer, seen = converse(request("/v1/fleet/push-object", b"0" * (MAX_BYTES + 1)))

@@ -24,7 +24,7 @@ def make_server_certificate(folder: Path, names: tuple[str, ...] = ()) -> list[P
     they are there. Returns the files."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = []
-    if not (folder / "ca.key").exists():
+    if not (folder / "ca.key").exists() and not (folder / "ca.crt").exists():
         key = ec.generate_private_key(ec.SECP384R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation CA")])
         extensions: list[tuple[x509.ExtensionType, bool]] = [
@@ -85,7 +85,8 @@ def _issued(
         signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{folder} has no authority that can sign ({error}): make one with consilience flower certificate"
+            f"{folder} has no authority that can sign ({error}): bring its ca.key and ca.crt there, or make one with "
+            "consilience flower certificate in a new folder"
         ) from error
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -32,7 +32,7 @@ from consilience.core.errors import ConfigError
 
 log = logging.getLogger("consilience")
 OPEN = re.compile(r"/v1/fleet/[a-z]+(-[a-z]+)*")  # the sites' interface; without dots, no path can lead out of it
-MAX_BYTES = 2 * FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # of one request: Flower splits arrays into chunks of this size
+MAX_BYTES = 2 * FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE  # of one request: Flower sends arrays in chunks of half this size
 HEADER_BYTES = 8 << 10  # of the first line and all headers of a request
 PIECE = 64 << 10  # bytes that are read at once
 HANDSHAKE = 10.0  # seconds of the TLS handshake
@@ -109,7 +109,7 @@ class Gate:
         self._strangers = Places(STRANGERS_OF_ADDRESS, STRANGERS)
         self._sites = Places(CONNECTIONS_OF_SITE, connections)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._said = -IDLE
+        self._said = float("-inf")
 
     async def serve(self, listener: socket.socket) -> None:
         """Take connections until this task is cancelled."""
@@ -178,15 +178,14 @@ class Gate:
     async def _pass_on(
         self, site: Site, request: h11.Request, http: h11.Connection, reader: asyncio.StreamReader, writer: Writer
     ) -> None:
-        headers = dict(request.headers)
         path = request.target.decode("ascii")
         if not OPEN.fullmatch(path):
             raise RefusedError(403, f"{path[:80]!r} is not for sites")
         if request.method != b"POST":
             raise RefusedError(405, "the method is not POST")
-        if headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode()) != site.key:
+        if [value for name, value in request.headers if name == FLEET_HTTP_PUBLIC_KEY_HEADER.encode()] != [site.key]:
             raise RefusedError(403, "the request is not signed with the key of the certificate")
-        if int(headers.get(b"content-length", b"0")) > MAX_BYTES:
+        if int(dict(request.headers).get(b"content-length", b"0")) > MAX_BYTES:
             raise RefusedError(413, f"the request has more than {MAX_BYTES} bytes")
         kept = [(name, value) for name, value in request.headers if name not in _HOP]
         passed = self._superlink.build_request("POST", path, content=_body(http, reader), headers=kept)

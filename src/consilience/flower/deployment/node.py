@@ -27,9 +27,7 @@ from consilience.core.errors import ConfigError
 from consilience.flower.deployment.certificates import write_private
 
 log = logging.getLogger("consilience")
-FORGOTTEN = (
-    HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
-)  # seconds until the SuperLink notices that a node was killed
+FORGOTTEN = HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL  # seconds until the SuperLink misses a killed node
 PAUSE = 5.0  # seconds between two attempts
 
 
