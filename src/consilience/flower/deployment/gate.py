@@ -40,7 +40,7 @@ IDLE = 30.0  # seconds until all headers of the next request are there
 REQUEST = 300.0  # seconds from the end of the headers to the end of the response
 ANSWER = 60.0  # seconds that the SuperLink has to answer
 KEEP = 2.0  # seconds that a connection to the SuperLink is kept; the SuperLink itself ends it after five
-STRANGERS, STRANGERS_OF_ADDRESS = 256, 64  # connections without a finished handshake
+STRANGERS, STRANGERS_OF_ADDRESS = 512, 256  # connections without a finished handshake
 CONNECTIONS, CONNECTIONS_OF_SITE = 4096, 16  # connections of sites; Flower needs about four for each
 _HOP = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
 
@@ -271,8 +271,9 @@ def _connections() -> int:
     """The number of connections of sites for which this process may open files: each needs one, and one more while its
     request is passed on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * CONNECTIONS + 2 * STRANGERS
+    others = STRANGERS + 64  # handshakes, and files of this process
+    wanted = 2 * CONNECTIONS + others
     if soft < wanted:
         soft = min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return min(CONNECTIONS, (soft - 2 * STRANGERS) // 2)
+    return min(CONNECTIONS, (soft - others) // 2)
