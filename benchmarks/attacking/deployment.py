@@ -416,7 +416,7 @@ def local_account() -> Outcome:
             wait_for_port(port)
             with RuntimeHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, ()) as client:
                 client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-            return Outcome("the node hands out its next task: the model, and a reply in the site's name", False)
+            return Outcome("the node accepts the request; no task was waiting", False)
         except httpx.HTTPStatusError as error:
             return Outcome(f"refused with status {error.response.status_code}", True)
         finally:
