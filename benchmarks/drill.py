@@ -91,12 +91,12 @@ def boast(drill: Drill) -> str:
     return drill.net.wait(drill.start())
 
 
-def killed_node(linger: str) -> Callable[[Drill], str]:
-    """Kill a node in a round, and start it again."""
+def killed_node(linger: str, **config: object) -> Callable[[Drill], str]:
+    """Kill a node in a round, and start it again. If it has a key, the SuperLink refuses it for a minute."""
 
     def scenario(drill: Drill) -> str:
         drill.nodes(linger=linger, marks=str(drill.folder), seconds=8)
-        run = drill.start()
+        run = drill.start(**config)
         drill.wait_for(drill.mark(linger).exists)
         drill.net.kill(VICTIM)
         drill.net.node(VICTIM, states=str(drill.states(VICTIM)))
@@ -130,12 +130,16 @@ class Scenario:
     run: Callable[[Drill], str]
     rejected: bool = False  # whether the victim's update of round WHEN is rejected
     same: bool = True  # whether the simulator has the same posterior
+    secure: bool = False  # whether the sites have keys, and connect to a gate
 
 
 SCENARIOS = {
     "nothing goes wrong": Scenario(plain),
     "node killed before it computed": Scenario(killed_node(f"begun-{WHEN}")),
     "node killed after it computed": Scenario(killed_node(f"computed-{WHEN}")),
+    "node with a key killed before it computed": Scenario(
+        killed_node(f"begun-{WHEN}", rounds=ROUNDS + 2), same=False, secure=True
+    ),
     "SuperLink killed and run again": Scenario(killed_superlink),
     "reply lost after computing": Scenario(misbehaving("lose"), rejected=True),
     "sends NaN": Scenario(misbehaving("nan"), rejected=True),
@@ -187,7 +191,7 @@ def product_of_sites(drill: Drill, tokens: torch.Tensor) -> cs.Gaussian:
 def play(name: str, folder: Path) -> dict[str, object]:
     scenario, start = SCENARIOS[name], time.monotonic()
     folder.mkdir(parents=True)
-    with Loopback(folder / "net") as net:
+    with Loopback(folder / "net", secure=scenario.secure) as net:
         drill = Drill(folder, net)
         ended = scenario.run(drill)
     history = drill.rounds()

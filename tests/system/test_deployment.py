@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -141,7 +142,7 @@ def script(tmp_path):
     """Runs a script of a new app with programs that only print: their name, their arguments, their environment."""
     app, programs = new_app(tmp_path / "silos"), tmp_path / "bin"
     programs.mkdir()
-    for name in ("flower-superlink", "flower-supernode", "flwr", "consilience"):
+    for name in ("flower-superlink", "flwr", "consilience"):
         (programs / name).write_text(ECHO)
         (programs / name).chmod(0o755)
 
@@ -176,7 +177,7 @@ def test_the_server_listens_to_its_own_machine_with_certificates_and_keys_unless
 def test_a_site_sends_its_name_and_uses_its_key_unless_insecure(script, tmp_path):
     words = script("supernode.sh", "St. Gallen", "data/x.csv", "--max-retries", "3", NODE_PORT="9001", DEVICE="cuda")
     app = tmp_path / "silos"
-    assert words[0] == "flower-supernode"
+    assert words[:3] == ["consilience", "flower", "node"]
     assert shlex.split(option(words, "--node-config")) == [
         "site=St. Gallen",
         f"data={tmp_path}/data/x.csv",
@@ -184,29 +185,92 @@ def test_a_site_sends_its_name_and_uses_its_key_unless_insecure(script, tmp_path
         "device=cuda",
     ]
     assert (option(words, "--port"), option(words, "--superlink")) == ("9001", "localhost:8443")
-    assert option(words, "--root-certificates") == f"{app}/certificates/ca.crt"
-    assert option(words, "--auth-supernode-private-key") == f"{app}/keys/St. Gallen"
+    assert option(words, "--authority") == f"{app}/certificates/ca.crt"
+    assert option(words, "--certificate") == f"{app}/certificates/St. Gallen.crt"
+    assert option(words, "--key") == f"{app}/keys/St. Gallen"
     assert option(words, "--max-retries") == "3"
     assert "--allow-runtime-dependency-installation" not in words
     assert words[-1] == f"FLWR_HOME={app}/.flwr/node-9001 telemetry=0 no-update-check=1"
     words = script("supernode.sh", "--insecure", "Chur", "/data", SUPERLINK="10.0.0.1:8000")
     assert "--insecure" in words
-    assert not {"--root-certificates", "--auth-supernode-private-key"} & set(words)
+    assert not {"--authority", "--certificate", "--key"} & set(words)
     assert option(words, "--superlink") == "10.0.0.1:8000"
     assert "usage" in script("supernode.sh", "Chur", code=2)[0]
     assert "must not contain quotes" in script("supernode.sh", 'Chur" x="1', "/data", code=2)[0]
 
 
+FLWR = """#!/bin/sh
+echo "$*" >>"$FLWR_HOME/calls"
+case "$1" in
+  run) echo '{"success": true, "run-id": "1234567890123456789"}' ;;
+  log) echo "FLWR_HOME=$FLWR_HOME telemetry=$FLWR_TELEMETRY_ENABLED no-update-check=$FLWR_DISABLE_UPDATE_CHECK"
+    [ "${ENDLESS:-}" ] && exec sleep 60 ;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture
+def flwr(script, tmp_path):
+    """Flower's command, which says that it has started run 1234567890123456789. Returns its calls."""
+    (tmp_path / "bin" / "flwr").write_text(FLWR)
+    return lambda: (tmp_path / "silos" / ".flwr" / "command" / "calls").read_text().splitlines()
+
+
 @pytest.mark.parametrize("insecure", [[], ["--insecure"]])
-def test_a_run_starts_without_files_in_the_users_home(script, tmp_path, insecure):
+def test_a_run_starts_without_files_in_the_users_home(script, flwr, tmp_path, insecure):
     words = script("run.sh", *insecure, "--run-config", "rounds=5", SUPERLINK_PORT="8123")
     app = tmp_path / "silos"
-    assert words[:-1] == ["flwr", "run", str(app), "federation", "--stream", "--run-config", "rounds=5"]
-    assert words[-1] == f"FLWR_HOME={app}/.flwr/command telemetry=0 no-update-check=1"
+    assert flwr() == [
+        f"run {app} federation --format json --run-config rounds=5",
+        "log 1234567890123456789 federation --stream",
+    ]
+    assert words == [f"FLWR_HOME={app}/.flwr/command telemetry=0 no-update-check=1"]
     superlink = tomllib.loads((app / ".flwr" / "command" / "config.toml").read_text())["superlink"]
     trust = {"insecure": True} if insecure else {"root-certificates": f"{app}/certificates/ca.crt"}
     assert superlink == {"default": "federation", "federation": {"address": "127.0.0.1:8123", **trust}}
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_the_run(script, flwr, tmp_path, number):
+    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "ENDLESS": "1"}
+    options = {"env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([tmp_path / "silos" / "run.sh"], start_new_session=True, **options) as run:
+        run.stdout.readline()
+        os.killpg(run.pid, number)
+        assert "stopping run 1234567890123456789" in run.communicate(timeout=20)[1]
+    assert run.returncode == 130
+    assert flwr()[-1] == "stop 1234567890123456789"
+
+
+def test_a_run_can_be_started_in_the_background(script, flwr):
+    assert script("run.sh", "--insecure", "--detach") == ["run 1234567890123456789"]
+    assert len(flwr()) == 1
+
+
+def test_a_run_that_is_not_started_is_an_error(script, tmp_path):
+    assert script("run.sh", code=1)[0] == "flwr"
+
+
+def test_a_site_is_registered_with_its_name_and_gets_a_certificate(script, tmp_path):
+    words = script("register.sh", "St. Gallen", "St. Gallen.pub")
+    certificate = ["flower", "certificate", "--site", "St. Gallen", "--key", "St. Gallen.pub", "--certificates"]
+    assert words[:9] == ["consilience", *certificate, str(tmp_path / "silos" / "certificates")]
+    assert words[10:-1] == ["flwr", "supernode", "register", "St. Gallen.pub", "--name", "St. Gallen"]
+    assert "usage" in script("register.sh", "St. Gallen", code=2)[0]
+
+
+@pytest.mark.parametrize(
+    "words", [["superlink.sh"], ["gate.sh"], ["supernode.sh", "Chur", "/data"], ["flwr.sh"], ["register.sh", "a", "b"]]
+)
+def test_no_other_account_reads_what_the_scripts_write(script, tmp_path, words):
+    for name in ("flower-superlink", "flwr", "consilience"):
+        (tmp_path / "bin" / name).write_text('#!/bin/sh\ntouch "${0%/*}/made"\n')
+    script(*words, FLWR_HOME=str(tmp_path))
+    assert oct((tmp_path / "bin" / "made").stat().st_mode)[-3:] == "600"
+    if (home := tmp_path / "silos" / ".flwr").exists():
+        assert oct(home.stat().st_mode)[-3:] == "700"
 
 
 def test_sites_connect_to_the_gate(script, tmp_path):

@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import random
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import consilience as cs
-from consilience.core.errors import ConsilienceError
+from consilience.core.errors import CheckpointError, ConsilienceError
 from consilience.core.records import Point, tree_map, unpack
 from consilience.flower.messages import NO_STATE, TrainReply, TrainRequest, decode, encode
 from consilience.flower.registry import Registry
@@ -60,6 +62,31 @@ def world(tmp_path):
 @pytest.fixture
 def clouds(tmp_path):
     return lambda method: World.blobs(method, tmp_path)
+
+
+# Two servers
+
+HOLD = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); input()"
+
+
+@pytest.mark.parametrize("rounds", [0, 1], ids=["new", "resumed"])
+def test_a_second_server_changes_nothing(world, rounds):
+    there = world(FEDEP)
+    if rounds:
+        there.serve(rounds)
+    there.out.mkdir(exist_ok=True)
+    stored = there.out / "sites.json"
+    before = stored.read_bytes() if rounds else None
+    command = [sys.executable, "-c", HOLD, there.out / ".lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(CheckpointError, match="another process is at work"):
+            there.serve(2)
+        assert (stored.read_bytes() if stored.exists() else None) == before
+        other.communicate(b"\n")
+    run = there.serve(2)
+    assert_consistent(there, run, 2)
+    assert not rejected(run)
 
 
 # Messages

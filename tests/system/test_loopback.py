@@ -13,7 +13,6 @@ import consilience as cs
 from consilience.core.records import leaves
 from consilience.flower.loopback import SUPERLINK, Loopback
 from consilience.runs.directory import RunDirectory
-from support import certificates
 
 APP = Path(__file__).parents[2] / "benchmarks" / "drill_app"
 sys.path.insert(0, str(APP))
@@ -45,10 +44,8 @@ def processes_of(folder):
 
 @pytest.mark.slow
 def test_two_sites_over_tls_with_keys_learn_what_the_simulator_learns(tmp_path):
-    superlink, nodes, public = certificates.make(tmp_path / "keys", SITES)
-    with Loopback(tmp_path / "net", (superlink, nodes)) as federation:
+    with Loopback(tmp_path / "net", secure=True) as federation:
         for site in SITES:
-            federation.register(site, public[site])
             federation.node(site, states=str(tmp_path / site))
         status = federation.run(APP, method=METHOD, rounds=ROUNDS, out=str(tmp_path / "run"))
         assert status == "finished:completed", federation.log(SUPERLINK).read_text()[-3000:]

@@ -9,7 +9,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from consilience.cli.common import messages
-from consilience.cli.flower import gate, new
+from consilience.cli.flower import certificate, gate, new, node
 from consilience.cli.listing import list_
 from consilience.cli.recipes import demo, reproduce
 from consilience.cli.runs import compare, report, run
@@ -27,6 +27,8 @@ app.command("list")(list_)
 flower = typer.Typer(help="Real federations, through Flower (docs/deploy.md).", no_args_is_help=True)
 flower.command()(new)
 flower.command()(gate)
+flower.command()(certificate)
+flower.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(node)
 app.add_typer(flower, name="flower")
 
 

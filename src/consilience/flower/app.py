@@ -126,7 +126,7 @@ def serve(
     registry = Registry.read(place)
     if registry is None:
         registry = Registry.of(coordinator.gather(participation.clients), participation.max_examples)
-    engine = Flower(coordinator, registry.started(place), method, device, precision)
+    engine = Flower(coordinator, registry, place, method, device, precision)
     run = fit(
         method,
         task,

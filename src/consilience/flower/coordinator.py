@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from consilience.core import ConfigError, ConsilienceError, Count, Positive, RecordError, check_types
+from consilience.core import ConfigError, ConsilienceError, Count, DataError, Positive, RecordError, check_types
 from consilience.flower.messages import Failure, InfoRequest, SiteInfo, decode, encode
+from consilience.flower.registry import by_form, form_of
 from consilience.flower.transport import Node, Reply, Transport
 
 log = logging.getLogger("consilience")
@@ -42,7 +43,8 @@ class Participation:
 @dataclass
 class Coordinator:
     """Knows sites by name. If several nodes have one name, the latest counts, except that a node whose key is
-    registered for a site is the only one that can act as this site."""
+    registered for a site is the only one that can act as this site. Where nodes have keys, a node without a registered
+    name cannot act as any site."""
 
     grid: Grid
     participation: Participation
@@ -67,11 +69,18 @@ class Coordinator:
         return self._requests
 
     def gather(self, count: int) -> list[SiteInfo]:
-        """The information of all online sites, as soon as `count` are online."""
-        for _ in self.waiting(lambda: f"{len(self.online)} of {count} sites are online{self._names()}"):
+        """The information of the online sites with the most frequent form of examples, as soon as `count` of them are
+        online. The log names the others, which are left out."""
+        for _ in self.waiting(lambda: f"{len(self.online)} of {count} sites are online{self._names()}{self._forms()}"):
             self.poll()
-            if len(self.online) >= count and not self._unknown:
-                return [info for _, info in self.online.values()]
+            alike, *odd = self._groups() or [[]]
+            if len(alike) >= count and len(alike) > max(map(len, odd), default=0) and not self._unknown:
+                if odd:
+                    names = ", ".join(repr(site.name) for group in odd for site in group)
+                    log.warning("the run begins without %s%s", names, self._forms())
+                return alike
+        if forms := self._forms():
+            raise DataError(f"patience = {self.participation.patience:g} seconds have passed{forms}")
         raise ConsilienceError(
             f"only {len(self.online)} of {count} sites came online within patience = "
             f"{self.participation.patience:g} seconds{self._names()}. Start the nodes of the others, each with a site= "
@@ -178,6 +187,11 @@ class Coordinator:
                 f"the method or network of {site.name!r} is not the server's; start it with the same app and the same "
                 "version of consilience"
             )
+        if not node.name and self._transport.encrypted:
+            return (
+                f"its key is registered without a name, so it cannot act as {site.name!r}. Unregister it (./flwr.sh "
+                f"supernode list, unregister) and register it with the name: ./register.sh {site.name!r} KEY.pub"
+            )
         if node.name and node.name != site.name:
             return f"its key is registered for {node.name!r}, but its name is {site.name!r}"
         if not node.name and site.name in self._registered:
@@ -186,3 +200,14 @@ class Coordinator:
 
     def _names(self) -> str:
         return f" ({', '.join(sorted(self.online))})" if self.online else ""
+
+    def _groups(self) -> list[list[SiteInfo]]:
+        return by_form(info for _, info in self.online.values())
+
+    def _forms(self) -> str:
+        """The forms of the sites' examples, in words, if they differ."""
+        groups = self._groups()
+        if len(groups) < 2:
+            return ""
+        forms = (f"{form_of(group[0])} at {', '.join(repr(site.name) for site in group)}" for group in groups)
+        return f". The sites have different data: an example is {', but '.join(forms)}. Let all read the same columns"

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from consilience.core.errors import CheckpointError, DataError
+from consilience.core.errors import CheckpointError
 from consilience.core.files import write_atomically
 from consilience.core.records import Tree
 from consilience.data import Dataset, Federation
@@ -46,16 +46,11 @@ class Registry(Payload):
 
     @classmethod
     def of(cls, sites: Iterable[SiteInfo], max_examples: int | None = None) -> Registry:
-        """A new experiment of these sites. A site with more than `max_examples`, by default `most_examples` of all,
-        counts for `max_examples`, and the log names it."""
+        """A new experiment of these sites, whose examples have the same form. A site with more than `max_examples`, by
+        default `most_examples` of all, counts for `max_examples`, and the log names it."""
         members = sorted(sites, key=lambda site: site.name)
         first, most = members[0], max_examples or most_examples(site.examples for site in members)
         for site in members:
-            if (site.x, site.y) != (first.x, first.y):
-                raise DataError(
-                    f"the sites have different data: an example is {_form(site)} at {site.name!r}, but {_form(first)} "
-                    f"at {first.name!r}. Let all sites read the same columns"
-                )
             if site.examples > most:
                 log.warning("%r claims %d examples: it counts for max_examples = %d", site.name, site.examples, most)
         counted = [Member(name=site.name, examples=min(site.examples, most)) for site in members]
@@ -74,10 +69,16 @@ class Registry(Payload):
             ) from error
 
     def started(self, folder: Path) -> Registry:
-        """The registry with the number of a new start, written to `folder`. The number follows the clock, so that it
-        differs from those of starts that a restored backup does not know."""
+        """The registry with the number of a new start, written to `folder`, which the caller has locked. The number
+        follows the clock, so that it differs from those of starts that a restored backup does not know."""
+        stored = Registry.read(folder) or self
+        if stored.experiment != self.experiment:
+            raise CheckpointError(
+                f"another server has begun a run in {folder} meanwhile: run the app again to resume that run, or "
+                "choose another directory"
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        again = self.model_copy(update={"start": max(self.start + 1, int(time.time()))})
+        again = self.model_copy(update={"start": max(stored.start + 1, int(time.time()))})
         write_atomically(folder / FILE, again.model_dump_json(indent=1))
         return again
 
@@ -123,7 +124,20 @@ def _entry(form: EntryForm) -> Entry:
     return Ragged.from_values(values, [0, LENGTH], **settings)
 
 
-def _form(site: SiteInfo) -> str:
+def by_form(sites: Iterable[SiteInfo]) -> list[list[SiteInfo]]:
+    """The sites in groups whose examples have the same form, the largest group first."""
+    groups: list[list[SiteInfo]] = []
+    for site in sorted(sites, key=lambda site: site.name):
+        alike = next((group for group in groups if (site.x, site.y) == (group[0].x, group[0].y)), None)
+        if alike is None:
+            groups.append([site])
+        else:
+            alike.append(site)
+    return sorted(groups, key=len, reverse=True)
+
+
+def form_of(site: SiteInfo) -> str:
+    """The form of an example of this site, in words."""
     return " and ".join(_in_words(form) for form in (site.x, site.y))
 
 

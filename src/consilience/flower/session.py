@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
 import torch
 from flwr.app import RecordDict
@@ -39,12 +41,19 @@ class Flower:
 
     coordinator: Coordinator
     registry: Registry
+    place: Path
     method: Method
     device: str = "cpu"
     precision: str = "float32"
     leads = True
     saved_tokens: deque[Tensor] = field(default_factory=lambda: deque(maxlen=CHECKPOINTS))
     """The tokens in the checkpoints on the server's disk."""
+
+    @cached_property
+    def _started(self) -> Registry:
+        """The registry with the number of this start. It is written when the run opens, and so by the one server that
+        has locked the run's directory."""
+        return self.registry.started(self.place)
 
     @contextmanager
     def started(self) -> Iterator[tuple[Flower, Ranks]]:
@@ -72,7 +81,7 @@ class Flower:
         )
         exchange = Exchange(
             self.coordinator,
-            self.registry,
+            self._started,
             algorithm,
             prepared,
             federation,

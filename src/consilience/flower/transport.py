@@ -57,6 +57,11 @@ class Transport:
         """The nodes that the SuperLink reports as online."""
         return {Node(node.node_id, node.last_activated_at, node.name) for node in self.grid.get_nodes()}
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether the SuperLink uses TLS. It then accepts the nodes of registered keys only."""
+        return not getattr(self.grid, "_insecure", True)
+
     def send(self, kind: str, label: str, node: Node, content: RecordDict, seconds: float, longest: int = 0) -> None:
         """Send a message that expires after `seconds`, and whose reply has records of at most `longest` bytes. Messages
         are sent one by one, because the SuperLink may refuse a request that holds all messages of a round."""

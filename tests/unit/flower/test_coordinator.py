@@ -106,6 +106,48 @@ def test_a_run_with_too_few_sites_logs_who_is_online_and_is_given_up(grid, coord
     assert 20 < caplog.text.count("waiting") < 40
 
 
+OTHER = {"x": ("float32", [4])}
+
+
+def test_a_site_with_another_form_of_examples_is_named_and_left_out(grid, coordinator, caplog):
+    for name, form in (("Aarau", OTHER), ("Basel", {}), ("Bern", {})):
+        grid.start(site(name, **form))
+    assert [one.name for one in coordinator.gather(2)] == ["Basel", "Bern"]
+    assert "the run begins without 'Aarau'" in caplog.text
+    assert (
+        "an example is float32 3 and float32 1 at 'Basel', 'Bern', but float32 4 and float32 1 at 'Aarau'"
+        in caplog.text
+    )
+
+
+@pytest.mark.parametrize(("odd", "least"), [(("Aarau",), 3), (("Aarau", "Bern"), 2)], ids=["too few", "no majority"])
+def test_a_run_waits_for_enough_sites_with_the_same_form_of_examples(grid, coordinator, caplog, odd, least):
+    nodes = {
+        name: grid.start(site(name, **OTHER if name in odd else {})) for name in ("Aarau", "Basel", "Bern", "Chur")
+    }
+    if len(odd) == 1:
+        grid.kill(nodes["Chur"])
+    with pytest.raises(
+        DataError, match=r"different data: an example is .* at .*'Aarau'.*Let all read the same columns"
+    ):
+        coordinator.gather(least)
+    assert "The sites have different data" in caplog.text
+    grid.kill(nodes["Aarau"])
+    grid.start(site("Aarau"))
+    assert "Aarau" in {one.name for one in coordinator.gather(least)}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_node_whose_key_is_registered_without_a_name_cannot_act_as_any_site(grid, coordinator, caplog, named):
+    grid._insecure = False  # as Flower's grid has it where the SuperLink uses TLS
+    nameless = grid.start(site("Basel"))
+    if named:
+        grid.start(site("Bern"), registered="Bern")
+    assert coordinator.available(["Basel", "Bern"]) == (["Bern"] if named else [])
+    assert f"node {nameless} is rejected: its key is registered without a name" in caplog.text
+    assert "./register.sh 'Basel' KEY.pub" in caplog.text
+
+
 def test_requests_reach_sites_by_name_and_names_may_have_blanks(grid, coordinator):
     for name in ("St. Gallen", "Bern"):
         grid.start(site(name))

@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 import torch
 
-from consilience.core.errors import CheckpointError, DataError
+from consilience.core.errors import CheckpointError
 from consilience.flower import registry
 from consilience.flower.messages import Dtype
-from consilience.flower.registry import Registry
+from consilience.flower.registry import Registry, by_form, form_of
 from support.flower_grid import site_info
 
 
@@ -52,16 +52,13 @@ def test_the_server_has_an_example_of_every_input(x, tmp_path):
     assert not isinstance(found, dict) or list(found) == ["ids", "mask", "age"]
 
 
-def test_sites_with_other_inputs_are_named_with_them():
+def test_sites_are_grouped_by_the_form_of_their_examples_and_the_largest_group_comes_first():
     other = TREE | {"ids": TREE["ids"] | {"padding": 0}}
-    with pytest.raises(DataError, match=r"int64 number with padding 3, mask mask .* at 'Bern', but .*padding 0"):
-        Registry.of([site_info("Bern", x=TREE), site_info("Basel", x=other)])
-
-
-@pytest.mark.parametrize("other", [{"x": ("float32", [4])}, {"y": ("int64", [])}, {"x": ("uint8", [3])}])
-def test_sites_with_other_data_cannot_be_one_federation(other):
-    with pytest.raises(DataError, match=r"different data: an example is .* at 'Bern', but float32 3 .* at 'Basel'"):
-        Registry.of([site_info("Bern", **other), site_info("Basel")])
+    sites = [site_info("Aarau", x=other), site_info("Zug", x=TREE), site_info("Bern", y=("int64", []), x=TREE)]
+    found = by_form([*sites, site_info("Basel", x=TREE)])
+    assert [[site.name for site in group] for group in found] == [["Basel", "Zug"], ["Aarau"], ["Bern"]]
+    assert "padding 3, mask mask" in form_of(found[0][0])
+    assert "padding 0" in form_of(found[1][0])
 
 
 @pytest.mark.parametrize(
@@ -113,6 +110,19 @@ def test_a_start_after_a_restored_backup_has_a_new_number(tmp_path, now):
         given.append(Registry.read(tmp_path).started(tmp_path).start)
     now.seconds = 4000.0
     assert backup.started(tmp_path).start > max(given)
+
+
+def test_a_start_is_numbered_after_those_that_another_server_has_written_meanwhile(tmp_path, now):
+    early = Registry.of([site_info()])
+    stored = early.started(tmp_path).started(tmp_path)
+    assert early.started(tmp_path).start > stored.start
+
+
+def test_a_new_experiment_does_not_replace_another(tmp_path):
+    first = Registry.of([site_info()]).started(tmp_path)
+    with pytest.raises(CheckpointError, match=r"another server has begun a run in .*: run the app again to resume"):
+        Registry.of([site_info()]).started(tmp_path)
+    assert Registry.read(tmp_path) == first
 
 
 def test_two_experiments_have_different_names():

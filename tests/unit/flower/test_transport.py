@@ -2,6 +2,7 @@
 
 import pytest
 from flwr.app import Error, Message
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from consilience.core.errors import DataError
 from consilience.flower.messages import Failure
@@ -17,6 +18,11 @@ def grid():
 @pytest.fixture
 def transport(grid):
     return Transport(grid, grid.clock)
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+def test_flowers_grid_knows_whether_the_superlink_uses_tls(insecure):
+    assert Transport(HttpGrid("127.0.0.1:1", insecure, token="t"), lambda: 0.0).encrypted is not insecure
 
 
 def nodes(transport):

@@ -26,7 +26,7 @@ from consilience.studies.setting import Setting
 HOLDOUT = 0.2  # share of every site's examples, if the simulation has a separate test set
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 _CODE = ("__init__.py", "server_app.py", "client_app.py", "site_data.py")
-_SCRIPTS = ("superlink.sh", "gate.sh", "supernode.sh", "flwr.sh", "run.sh")
+_SCRIPTS = ("superlink.sh", "gate.sh", "register.sh", "supernode.sh", "flwr.sh", "run.sh")
 
 
 def write_app(directory: Path, loaded: LoadedConfig) -> list[Path]:
