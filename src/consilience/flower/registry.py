@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import time
@@ -13,9 +14,10 @@ from statistics import median_low
 import torch
 from pydantic import ValidationError
 
-from consilience.core.errors import CheckpointError, DataError
-from consilience.core.files import write_atomically
+from consilience.core.errors import CheckpointError, DataError, RecordError
+from consilience.core.files import read_file, write_atomically
 from consilience.core.records import Tree
+from consilience.core.seals import seal_json, unseal_json
 from consilience.data import Dataset, Federation
 from consilience.data.ragged import Ragged
 from consilience.data.tensors import starts
@@ -68,8 +70,8 @@ class Registry(Payload):
         if not path.exists():
             return None
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+            return cls.model_validate_json(json.dumps(unseal_json(read_file(path))))
+        except (OSError, RecordError, ValidationError) as error:
             raise CheckpointError(
                 f"{path} is damaged: restore it from a backup, or choose another directory for a new run ({error})"
             ) from error
@@ -79,7 +81,7 @@ class Registry(Payload):
         differs from those of starts that a restored backup does not know."""
         folder.mkdir(parents=True, exist_ok=True)
         again = self.model_copy(update={"start": max(self.start + 1, int(time.time()))})
-        write_atomically(folder / FILE, again.model_dump_json(indent=1))
+        write_atomically(folder / FILE, seal_json(again.model_dump(mode="json"), indent=1))
         return again
 
     @property
@@ -93,12 +95,16 @@ class Registry(Payload):
         sizes = torch.tensor([member.examples for member in self.members])
         offsets = starts(sizes)
         order = torch.zeros(1, dtype=torch.int64)
-        return RemoteFederation(zeros, order, offsets, names=self.names, how="every client at its own site")
+        return RemoteFederation(
+            zeros, order, offsets, names=self.names, how="every client at its own site", experiment=self.experiment
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteFederation(Federation):
     """A federation whose examples are at the sites. The server knows neither their order nor their labels."""
+
+    experiment: str = ""
 
     @property
     def examples(self) -> int:
@@ -106,6 +112,9 @@ class RemoteFederation(Federation):
 
     def label_counts(self) -> None:
         return None
+
+    def origin(self) -> dict[str, str]:
+        return {"experiment": self.experiment}
 
 
 def _zeros(form: TreeForm) -> Tree:

@@ -50,8 +50,9 @@ class RemoteStates(States):
         self._mirror.commit(torch.tensor([client]), stack([state]), round)
 
     def snapshot(self) -> Tree:
-        """(tokens, tokens of the checkpoint before, the mirror's snapshot)."""
-        return self.tokens.clone(), tuple(self._saved)[-1:], self._mirror.snapshot()
+        """(tokens, tokens of the checkpoints that are kept beside this one, the mirror's snapshot)."""
+        others = (self._saved.maxlen or 1) - 1
+        return self.tokens.clone(), tuple(self._saved)[-others:], self._mirror.snapshot()
 
     def restore(self, saved: Tree) -> None:
         tokens, before, mirrored = saved
