@@ -104,7 +104,7 @@ class Victims:
             run = learn(copy, rounds=ROUNDS + 2, resume=True)
         except ConsilienceError:
             return "refused"
-        except Exception as error:  # noqa: BLE001 (that is counted)
+        except Exception as error:
             return f"traceback: {type(error).__name__}"
         equal = same(run.server, self.whole.server) and same(run.states.gather(torch.arange(len(SIZES))), self.states)
         known = [line["eval"] for line in self.whole.history]
@@ -116,7 +116,7 @@ class Victims:
             stored, belief = cs.load_run(copy), cs.load_posterior(copy)
         except ConsilienceError:
             return "refused"
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             return f"traceback: {type(error).__name__}"
         fresh = cs.load_run(self.run)
         equal = stored.history == fresh.history and stored.evaluation == fresh.evaluation
@@ -128,7 +128,7 @@ class Victims:
         for (experiment, client, number), result in self.results.items():
             try:
                 found = ClientStorage(sites, experiment, client).read(Token(1, number))
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 return f"traceback: {type(error).__name__}"
             if found is not None and not same(found[0], result):
                 return "silent"
@@ -318,7 +318,7 @@ def directories(place: Path, count: int, chance: random.Random) -> tuple[Counter
 def _raised(call: Callable[[], Any]) -> BaseException | None:
     try:
         call()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return error
     return None
 

@@ -6,13 +6,13 @@ import os
 import random
 import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import damage
 from attacking import Outcome, attack
-from damage import DAMAGES, ROUNDS, Victims, folder, learn, shown
-
 from consilience.core.errors import ConsilienceError
+from damage import DAMAGES, ROUNDS, Victims, folder, learn, shown
 
 
 @attack("200 altered bytes in checkpoints, posteriors and client states")
@@ -75,10 +75,8 @@ def links() -> Outcome:
         (place / "run" / "config.toml").unlink()
         (place / "run" / ".lock").unlink()
         (place / "run" / ".lock").symlink_to(valued)
-        try:
+        with suppress(ConsilienceError):
             learn(place / "run", rounds=ROUNDS + 1, resume=True)
-        except ConsilienceError:
-            pass
         kept = valued.read_text() == "my thesis"
     return Outcome(f"{told}, the other file is {'kept' if kept else 'overwritten'}", kept and not revealed)
 

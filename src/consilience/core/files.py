@@ -49,10 +49,13 @@ def read_file(path: Path) -> bytes:
         if error.errno == errno.ELOOP:
             raise OSError(error.errno, "it is a symbolic link, which is not followed", str(path)) from error
         raise
-    with open(file, "rb") as opened:
+    try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return opened.read()
+        with open(file, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(file)
 
 
 def below(root: Path, *parts: str) -> Path:

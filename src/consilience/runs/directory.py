@@ -128,9 +128,9 @@ class RunDirectory:
         """Keep other processes and threads out. A kill frees the lock, and workers do not inherit it. While it is held,
         a file that cannot be written raises a `CheckpointError`. Temporary files that a kill left are deleted."""
         with explained(self.path), self._alone():
-            for entry in os.scandir(self.path):
-                if entry.is_symlink():
-                    raise CheckpointError(f"{entry.path} is a symbolic link: put the file or folder itself there")
+            for path in self.path.iterdir():
+                if path.is_symlink():
+                    raise CheckpointError(f"{path} is a symbolic link: put the file or folder itself there")
             file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             with open(file, "w"):
                 if fcntl is not None:
@@ -287,6 +287,7 @@ class RunDirectory:
 
     def rounds(self) -> list[int]:
         """The rounds of the checkpoints that can be read, the first one first."""
+        self.facts()  # which refuses a directory without a run
         found = []
         for round, path in reversed(self._newest_first().items()):
             try:
@@ -300,6 +301,7 @@ class RunDirectory:
     def rewind(self, round: int) -> None:
         """Go back to the checkpoint of `round`: later ones are deleted, with their metrics and all results. A run that
         is then resumed goes on from there."""
+        self.facts()
         with self.locked():
             kept = self.rounds()
             if round not in kept:
@@ -327,13 +329,12 @@ class RunDirectory:
         return lines
 
     def _read_metrics(self, up_to: int | None) -> list[dict[str, Any]]:
-        if up_to and not self._metrics.exists():
-            log.warning("%s is gone: the run goes on without the metrics of rounds 1 to %d", self._metrics, up_to)
-            return []
         lines = read_lines(self._metrics, self.id, up_to)
-        if up_to and (not lines or lines[-1]["round"] < up_to):
-            last = f"ends with round {lines[-1]['round']}" if lines else "is empty"
-            raise CheckpointError(f"{self._metrics} {last}, but the checkpoint is of round {up_to}: {WITHOUT_METRICS}")
+        if up_to and not lines:
+            log.warning("%s has no line of rounds 1 to %d: the run goes on without them", self._metrics, up_to)
+        elif up_to and lines[-1]["round"] < up_to:
+            last = f"ends with round {lines[-1]['round']}, but the checkpoint is of round {up_to}"
+            raise CheckpointError(f"{self._metrics} {last}: {WITHOUT_METRICS}")
         return lines
 
     def _rewrite(self, lines: list[dict[str, Any]]) -> None:

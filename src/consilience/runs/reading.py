@@ -41,9 +41,9 @@ def read_lines(path: Path, run: str, up_to: int | None = None) -> list[dict[str,
         if found and line["round"] != found[-1]["round"] + 1:
             jump = f"is of round {line['round']}, but the one before is of round {found[-1]['round']}"
             raise CheckpointError(f"line {number} of {path} {jump}: {WITHOUT_METRICS}")
-        found.append(line)
-        if line["round"] == up_to:
+        if up_to is not None and line["round"] > up_to:
             break
+        found.append(line)
     return found
 
 

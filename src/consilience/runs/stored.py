@@ -45,10 +45,11 @@ class RunFiles:
         """Read a run directory."""
         config = RunDirectory(directory).facts()
         run = str(config.get("id"))
+        rounds = read_lines(directory / "metrics.jsonl", run)
         path, own = directory / "evaluation.json", directory / "config.toml"
         evaluation = read_json(path, "resume the run, which writes it again", run=run) if path.exists() else {}
         toml = read(own).decode("utf-8", "replace") if own.exists() else ""
-        return cls(config, read_lines(directory / "metrics.jsonl", run), evaluation, toml)
+        return cls(config, rounds, evaluation, toml)
 
     @property
     def directions(self) -> Directions:
