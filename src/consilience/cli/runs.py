@@ -51,6 +51,7 @@ def run(
     cohort = 10               # clients a round; default: all
     seed = 0
     out = "runs/mnist"
+    # keep_checkpoints = 10   # to go back to by `consilience rewind`; default: 2
     # eval_batch_size = 500   # test examples at once; default: 1000, or fewer if they are large
     # holdout = 0.2           # test on a share of each client's data in place of the test set
     # outside = "fashion-mnist"  # out-of-distribution examples, to score uncertainty

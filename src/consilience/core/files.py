@@ -13,7 +13,8 @@ from consilience.core.errors import CheckpointError
 CHECKPOINTS = 2  # kept by default: the newest, and one in reserve
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNFINISHED = re.compile(r"\..+\.(\d+)\.tmp")  # a file that `write_atomically` writes, with the number of its process
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
+PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # neither a link nor a pipe that waits
 
 
 def write_atomically(path: Path, data: bytes | str, *, private: bool = False) -> None:
@@ -44,7 +45,7 @@ def read_file(path: Path) -> bytes:
     """The content of a regular file. A link, or a pipe or device, is an OSError: a directory of another user may name
     files that only the reader may see, or one that never ends."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = os.open(path, os.O_RDONLY | PLAIN)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(error.errno, "it is a symbolic link, which is not followed", str(path)) from error

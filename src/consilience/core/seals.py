@@ -24,7 +24,8 @@ def seal(tree: Tree, **about: str) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    return _marked(head, "0" * LENGTH, _digest(head, memoryview(data)[end:])) + data[end:]
+    body = memoryview(data)[end:]
+    return b"".join([_marked(head, "0" * LENGTH, _digest(head, body)), body])
 
 
 def unseal(data: bytes, like: Tree = None, **about: str) -> Tree:

@@ -24,6 +24,7 @@ from consilience.core import Belief, Count, Several, Size, check_types
 from consilience.core.errors import CheckpointError, RecordError
 from consilience.core.files import (
     CHECKPOINTS,
+    PLAIN,
     below,
     explained,
     named,
@@ -36,7 +37,7 @@ from consilience.core.records import Tree, record
 from consilience.core.seals import seal, seal_json, unseal
 from consilience.data.cohort import Info
 from consilience.runs.identity import differences
-from consilience.runs.reading import WITHOUT_METRICS, read_json, read_lines, read_posterior
+from consilience.runs.reading import read_json, read_lines, read_posterior
 from consilience.runs.rows import Sheet
 
 log = logging.getLogger("consilience")
@@ -131,7 +132,7 @@ class RunDirectory:
             for path in self.path.iterdir():
                 if path.is_symlink():
                     raise CheckpointError(f"{path} is a symbolic link: put the file or folder itself there")
-            file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            file = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | PLAIN, 0o600)
             with open(file, "w"):
                 if fcntl is not None:
                     try:
@@ -306,13 +307,13 @@ class RunDirectory:
             kept = self.rounds()
             if round not in kept:
                 raise CheckpointError(f"{self.path} has no checkpoint of round {round}: {_listed(kept)}")
-            history = self._read_metrics(round)
+            read_lines(self._metrics, self.id, round)  # before anything is deleted
             for name in MADE_AT_THE_END:  # first: a kill must not leave results of a later round
                 (self.path / name).unlink(missing_ok=True)
             for later, path in self._newest_first().items():
                 if later > round:
                     path.unlink()
-            self._rewrite(history)
+            self.history(up_to=round)
             self.write_sheet()
 
     def append(self, line: dict[str, Any]) -> None:
@@ -323,23 +324,11 @@ class RunDirectory:
 
     def history(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """The metrics of all rounds. With `up_to`, later lines are removed from the file: their rounds run again."""
-        lines = self._read_metrics(up_to)
-        if up_to is not None:
-            self._rewrite(lines)
-        return lines
-
-    def _read_metrics(self, up_to: int | None) -> list[dict[str, Any]]:
         lines = read_lines(self._metrics, self.id, up_to)
-        if up_to and not lines:
-            log.warning("%s has no line of rounds 1 to %d: the run goes on without them", self._metrics, up_to)
-        elif up_to and lines[-1]["round"] < up_to:
-            last = f"ends with round {lines[-1]['round']}, but the checkpoint is of round {up_to}"
-            raise CheckpointError(f"{self._metrics} {last}: {WITHOUT_METRICS}")
+        if up_to is not None:
+            self._sheet = Sheet(lines)
+            write_atomically(self._metrics, "".join(seal_json(line, run=self.id) + "\n" for line in lines))
         return lines
-
-    def _rewrite(self, lines: list[dict[str, Any]]) -> None:
-        self._sheet = Sheet(lines)
-        write_atomically(self._metrics, "".join(seal_json(line, run=self.id) + "\n" for line in lines))
 
 
 def _listed(rounds: list[int]) -> str:

@@ -9,7 +9,7 @@ from consilience.core.files import read_file
 from consilience.core.records import notes
 from consilience.core.seals import unseal, unseal_json
 
-WITHOUT_METRICS = "restore it from a backup, or delete it and resume the run, which goes on without its metrics so far"
+REMEDY = "restore it from a backup, go back to an earlier checkpoint by `consilience rewind`, or run it anew elsewhere"
 
 
 def read(path: Path) -> bytes:
@@ -29,21 +29,20 @@ def read_json(path: Path, remedy: str = "restore it from a backup", **about: str
 
 
 def read_lines(path: Path, run: str, up_to: int | None = None) -> list[dict[str, Any]]:
-    """The rounds in metrics.jsonl of a run, at most `up_to`, without a last line that a kill cut short. A
-    CheckpointError names a line that is damaged or missing."""
+    """The rounds in metrics.jsonl of a run, without a last line that a kill cut short; with `up_to`, the rounds up to
+    this one, which must be there. A CheckpointError names a line that is damaged or missing."""
     found: list[dict[str, Any]] = []
-    lines = read(path).split(b"\n")[:-1] if path.exists() and up_to != 0 else []
-    for number, text in enumerate(lines, 1):
+    lines = read(path).split(b"\n")[:-1] if path.exists() else []
+    for number, text in enumerate(lines[:up_to], 1):
         try:
             line = unseal_json(text, run=run)
         except RecordError as error:
-            raise CheckpointError(f"line {number} of {path} {error}; {WITHOUT_METRICS}") from error
-        if found and line["round"] != found[-1]["round"] + 1:
-            jump = f"is of round {line['round']}, but the one before is of round {found[-1]['round']}"
-            raise CheckpointError(f"line {number} of {path} {jump}: {WITHOUT_METRICS}")
-        if up_to is not None and line["round"] > up_to:
-            break
+            raise CheckpointError(f"line {number} of {path} {error}: {REMEDY}") from error
+        if line["round"] != number:
+            raise CheckpointError(f"line {number} of {path} is of round {line['round']}: {REMEDY}")
         found.append(line)
+    if up_to is not None and len(found) < up_to:
+        raise CheckpointError(f"{path} ends with round {len(found)}, but the checkpoint is of round {up_to}: {REMEDY}")
     return found
 
 

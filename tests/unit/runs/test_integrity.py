@@ -15,7 +15,7 @@ import consilience as cs
 from consilience.core.errors import CheckpointError
 from consilience.report import write_report
 from consilience.runs.directory import RunDirectory
-from support.runs import TRAIN, assert_same, assert_same_run, checkpoints, files, fit, read_lines
+from support.runs import TRAIN, assert_same, assert_same_run, checkpoints, files, fit
 from support.scenarios import linear
 
 FEDEP = cs.FedEP(cs.inference.Identity(TRAIN))
@@ -169,8 +169,8 @@ LINES: dict[str, tuple[str, Callable[[list[str]], list[str]]]] = {
         "line 3 of .* is damaged, or of another run",
         lambda lines: [*lines[:2], lines[2].replace('"clients": 5', '"clients": 4'), lines[3]],
     ),
-    "missing": ("line 2 of .* is of round 3, but the one before is of round 1", lambda lines: [lines[0], *lines[2:]]),
-    "twice": ("line 2 of .* is of round 1, but the one before is of round 1", lambda lines: [lines[0], *lines]),
+    "missing": ("line 2 of .* is of round 3", lambda lines: [lines[0], *lines[2:]]),
+    "twice": ("line 2 of .* is of round 1", lambda lines: [lines[0], *lines]),
 }
 
 
@@ -181,31 +181,29 @@ def test_damage_in_the_metrics_is_named_with_its_line(run: Path, what: str) -> N
     path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
     before = files(run)
     for use in (cs.load_run, resumed, write_report):
-        with pytest.raises(CheckpointError, match=f"{sentence}.*restore it from a backup, or delete it"):
+        with pytest.raises(CheckpointError, match=f"{sentence}.*: restore it from a backup, go back"):
             use(run)
     assert files(run) == before
 
 
-def test_metrics_that_end_before_the_checkpoint_are_refused(run: Path) -> None:
+@pytest.mark.parametrize(("kept", "whole_line"), [(0, True), (2, True), (3, False)])
+def test_metrics_that_end_before_the_checkpoint_are_refused(run: Path, kept: int, whole_line: bool) -> None:
     path = run / "metrics.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(CheckpointError, match="ends with round 2, but the checkpoint is of round 4: restore it"):
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:kept]) + ("" if whole_line else lines[kept][:9]))
+    with pytest.raises(CheckpointError, match=f"ends with round {kept}, but the checkpoint is of round 4: restore it"):
         resumed(run)
 
 
-def test_a_run_without_its_metrics_goes_on_and_says_so(
-    run: Path, whole: cs.runs.Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    (run / "metrics.jsonl").unlink()
-    for _ in range(2):
-        learn(run, resume=True)
-    with caplog.at_level(logging.WARNING, "consilience"):
-        assert_same(resumed(run).server, whole.server)
-    assert "metrics.jsonl has no line of rounds 1 to 4: the run goes on without them" in caplog.text
-    assert [line["round"] for line in read_lines(run)] == [5, 6]
-    assert [line["round"] for line in cs.load_run(run).history] == [5, 6]
-    RunDirectory(run).rewind(5)
-    assert [line["round"] for line in read_lines(run)] == [5]
+def test_a_run_goes_back_to_before_the_damage_in_its_metrics(run: Path, whole: cs.runs.Run) -> None:
+    path = run / "metrics.jsonl"
+    path.write_text("\n".join([*path.read_text().splitlines()[:3], "{}"]) + "\n")
+    before = files(run)
+    with pytest.raises(CheckpointError, match="line 4"):
+        RunDirectory(run).rewind(4)
+    assert files(run) == before
+    RunDirectory(run).rewind(3)
+    assert_same_run(resumed(run), whole)
 
 
 def test_states_checkpoints_and_posteriors_are_for_their_owner_alone(run: Path) -> None:
