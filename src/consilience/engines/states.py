@@ -141,8 +141,8 @@ class OnDisk(States):
         self._round: dict[int, int] = {}
         self._held: dict[int, Tree] = {}  # in the order of their last commits
         self._unwritten: set[int] = set()
-        self._kept: deque[Tensor] = deque(maxlen=keep)
         private_folder(folder)
+        self._kept: deque[Tensor] = deque([self._stored()] * keep, maxlen=keep)  # those of a stage before
 
     def _about(self, client: int) -> dict[str, str]:
         return {"run": self._run, "client": str(client), "round": str(self._round[client])}
@@ -199,16 +199,15 @@ class OnDisk(States):
             raise CheckpointError("the run keeps the client states in memory: give the same state_memory")
         self._round = {} if saved is None else dict(saved.tolist())
         self._held, self._unwritten = {}, set()
-        self._kept.clear()
-        if saved is not None:  # earlier checkpoints may need any earlier file
-            self._kept.extend([*[self._earlier()] * (self._keep - 1), saved])
+        if saved is not None:  # earlier checkpoints may name any earlier file
+            stored = self._stored()
+            earlier = stored[stored[:, 1] <= max(self._round.values(), default=0)]
+            self._kept.extend([*[earlier] * (self._keep - 1), saved])
 
-    def _earlier(self) -> Tensor:
-        """The clients and rounds of all files that are no newer than the present states, [files, 2]."""
-        last = max(self._round.values(), default=0)
-        named = (re.fullmatch(r"(\d+)-(\d+)\.safetensors", name) for name in os.listdir(self._folder))
-        pairs = [(int(name[1]), int(name[2])) for name in named if name and int(name[2]) <= last]
-        return torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+    def _stored(self) -> Tensor:
+        """The clients and rounds of all files, [files, 2]."""
+        found = (re.fullmatch(r"(\d+)-(\d+)\.safetensors", name) for name in os.listdir(self._folder))
+        return torch.tensor([(int(name[1]), int(name[2])) for name in found if name], dtype=torch.int64).view(-1, 2)
 
     def forget(self, saved: Tree) -> None:
         """Delete files that neither the kept checkpoints nor the present states name."""

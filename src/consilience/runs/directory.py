@@ -48,8 +48,9 @@ FILES = ("config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", POSTE
 MADE_AT_THE_END = ("evaluation.json", POSTERIOR, "report.html", STATISTICS)
 """The files that a resumed run writes again."""
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
-_held: set[tuple[int, int]] = set()  # run directories in which this process is at work: the system's locks are for
-_holding = threading.Lock()  # processes, not for threads
+# The run directories in which this process is at work. A lock of the system keeps out processes, but not threads.
+_held: set[tuple[int, int]] = set()
+_holding = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class RunDirectory:
 
     def has_checkpoints(self) -> bool:
         """Whether there is a checkpoint, readable or not."""
-        return bool(list(self._checkpoints.glob("round-*.safetensors")))
+        return any(self._checkpoints.glob("round-*.safetensors"))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -101,7 +101,7 @@ class Loop:
             n = federation.sizes[ids].to(task.device, task.dtype).unsqueeze(1)
             return algorithm.client(task, kept or info, n)
 
-        storage = settings.storage
+        storage, history = settings.storage, start.history
         folder = None if storage.directory is None else storage.directory / "states"
         states = session.keep(
             place_states(
@@ -113,15 +113,7 @@ class Loop:
             states.restore(saved.states)
         test = None if settings.test is None else settings.test.to(task.device)
         return Run(
-            algorithm,
-            task,
-            federation,
-            server,
-            states,
-            start.history,
-            storage.directory,
-            test=test,
-            metrics=settings.metrics,
+            algorithm, task, federation, server, states, history, storage.directory, test=test, metrics=settings.metrics
         ), kept
 
     def _first(self, session: Session, algorithm: Algorithm, info: Info) -> Tree:
@@ -151,7 +143,7 @@ class Loop:
         rounds = self.settings.rounds
         self.directory.write_sheet()  # also of a run that had nothing left to do
         if not self.directory.has_posterior(rounds):
-            self.directory.write_record(POSTERIOR, to(run.posterior, "cpu"), rounds)
+            self.directory.write_record(POSTERIOR, run.posterior, rounds)
         if run.statistics is not None:
             self.directory.write_record(STATISTICS, to(run.statistics, "cpu"), rounds)
         if run.latest is None and run.test is not None and can_predict(run):

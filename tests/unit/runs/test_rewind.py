@@ -14,12 +14,14 @@ from support.runs import TRAIN, assert_same, assert_same_run, checkpoints, fit, 
 from support.scenarios import linear
 
 FEDEP = cs.FedEP(cs.inference.Identity(TRAIN))
+SCAFFOLD = cs.SCAFFOLD(cs.SGD(lr=0.1, batch_size=4))
 RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "FedAvg, Adam": (cs.FedAvg(TRAIN, server=cs.server.Adam()), {}),
     "FedEP in memory": (FEDEP, {"cohort": 3}),
     "FedEP on disk": (FEDEP, {"cohort": 3, "state_memory": 0}),
     "LocalOnly on disk, with room": (cs.LocalOnly(TRAIN), {"cohort": 2, "state_memory": 90}),
     "a switch": (cs.Switch(cs.FedAvg(TRAIN), FEDEP, at=4), {"state_memory": 0}),
+    "a switch between states on disk": (cs.Switch(SCAFFOLD, FEDEP, at=4), {"cohort": 3, "state_memory": 0}),
 }
 
 
