@@ -22,6 +22,7 @@ from support.pages import (
     make_figure,
     make_run,
     report,
+    rewrite,
     section,
     with_figures,
 )
@@ -188,6 +189,32 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path, content: str | Non
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(ConsilienceError, match=message):
         write_report(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["../elsewhere", "/elsewhere", "runs/link"])
+def test_a_comparison_does_not_show_runs_elsewhere(tmp_path: Path, place: str) -> None:
+    elsewhere, comparison = make_run(tmp_path / "elsewhere"), make_comparison(tmp_path / "both")
+    (comparison / "runs" / "link").symlink_to(elsewhere)
+    named = str(elsewhere) if place == "/elsewhere" else place
+    rewrite(comparison, runs=[{"method": "FedAvg", "seed": 0, "directory": named}])
+    with pytest.raises(ConsilienceError, match=r"leads out of .*both"):
+        write_report(comparison)
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "runs/FedEP 1/run.json"])
+def test_a_comparison_with_an_altered_file_is_refused(tmp_path: Path, name: str) -> None:
+    path = make_comparison(tmp_path) / name
+    path.write_text(path.read_text().replace("0", "1"))
+    with pytest.raises(ConsilienceError, match=f"{path.name} is damaged"):
+        write_report(tmp_path)
+
+
+def test_a_report_overwrites_a_link_and_not_its_target(tmp_path: Path) -> None:
+    run = bare_run(tmp_path / "run")
+    (tmp_path / "thesis").write_text("mine")
+    (run / "report.html").symlink_to(tmp_path / "thesis")
+    check_page(report(run))
+    assert (tmp_path / "thesis").read_text() == "mine"
 
 
 def test_numbers_are_readable() -> None:
