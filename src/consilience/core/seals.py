@@ -30,16 +30,22 @@ def seal(tree: Tree, **about: str) -> bytes:
 
 def unseal(data: bytes, like: Tree = None, **about: str) -> Tree:
     """The record in sealed bytes (see `unpack`); a RecordError if they are damaged, or about something else."""
+    check_seal(data, **about)
+    return unpack(data, like)
+
+
+def check_seal(data: bytes, **about: str) -> None:
+    """Raise a RecordError if sealed bytes are damaged, or about something else. The type of their record need not be
+    known."""
     found, end = notes(data), _end(data)
     written = found.get("digest", "")
     if "record" not in found:
-        return unpack(data)  # which says what is wrong
+        raise RecordError("these bytes hold no record: they were not written by consilience, or are truncated")
     if _digest(_marked(data[:end], written, "0" * LENGTH), memoryview(data)[end:]) != written:
         raise RecordError("a damaged record: its contents are not those that were written")
     for name, value in about.items():
         if found.get(name) != value:
             raise RecordError(f"a record of {name} {found.get(name, 'unknown')}, not of {name} {value}")
-    return unpack(data, like)
 
 
 def _end(data: bytes) -> int:

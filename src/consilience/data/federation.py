@@ -160,10 +160,6 @@ class Federation:
         classes = len(self.data.classes) or int(self.data.labels.max()) + 1
         return torch.bincount(self.owner() * classes + y, minlength=len(self) * classes).view(len(self), classes)
 
-    def origin(self) -> dict[str, str]:
-        """What a resumed run must find again beside the data: nothing where the data are here."""
-        return {}
-
     def part(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
         """(offsets, sizes) of what `clients` hold in a round: part p of n examples has n // steps + (p < n % steps)."""
         # Monotone in n: clients sorted by all that they have, as a cohort's are, are sorted by any of their parts too.

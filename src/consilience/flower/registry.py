@@ -95,16 +95,12 @@ class Registry(Payload):
         sizes = torch.tensor([member.examples for member in self.members])
         offsets = starts(sizes)
         order = torch.zeros(1, dtype=torch.int64)
-        return RemoteFederation(
-            zeros, order, offsets, names=self.names, how="every client at its own site", experiment=self.experiment
-        )
+        return RemoteFederation(zeros, order, offsets, names=self.names, how="every client at its own site")
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteFederation(Federation):
     """A federation whose examples are at the sites. The server knows neither their order nor their labels."""
-
-    experiment: str = ""
 
     @property
     def examples(self) -> int:
@@ -112,9 +108,6 @@ class RemoteFederation(Federation):
 
     def label_counts(self) -> None:
         return None
-
-    def origin(self) -> dict[str, str]:
-        return {"experiment": self.experiment}
 
 
 def _zeros(form: TreeForm) -> Tree:

@@ -34,7 +34,7 @@ from consilience.core.files import (
     write_atomically,
 )
 from consilience.core.records import Tree, record
-from consilience.core.seals import seal, seal_json, unseal
+from consilience.core.seals import check_seal, seal, seal_json, unseal
 from consilience.data.cohort import Info
 from consilience.runs.identity import differences
 from consilience.runs.reading import read_json, read_lines, read_posterior
@@ -218,13 +218,14 @@ class RunDirectory:
             os.fsync(file.fileno())
         self.write_sheet()
         self.write_record(POSTERIOR, belief, round)
-        self.write_record(f"checkpoints/round-{round:07d}.safetensors", saved, round)
+        self.write_record(_checkpoint(round), saved, round)
         for old in list(self._newest_first().values())[keep:]:
             old.unlink()
 
     def write_record(self, name: str, value: Tree, round: int) -> None:
         """Write a sealed file of this run, of its state after `round`."""
-        write_atomically(self.path / name, seal(value, run=self.id, round=str(round)), private=True)
+        sealed = seal(value, run=self.id, file=name, round=str(round))
+        write_atomically(self.path / name, sealed, private=True)
 
     def write_evaluation(self, found: dict[str, Any]) -> None:
         write_atomically(self.path / "evaluation.json", seal_json(found, indent=1, run=self.id))
@@ -238,7 +239,7 @@ class RunDirectory:
     def posterior(self) -> Belief:
         """The server's belief at the last checkpoint."""
         path, newest = self.path / POSTERIOR, next(iter(self._newest_first()), 0)
-        round, belief = read_posterior(path, run=self.id)
+        round, belief = read_posterior(path, run=self.id, file=POSTERIOR)
         if round < newest:
             raise CheckpointError(
                 f"{path} is of round {round}, but the last checkpoint is of round {newest}: resume the run, which "
@@ -249,7 +250,7 @@ class RunDirectory:
     def has_posterior(self, round: int) -> bool:
         """Whether the posterior after this round is stored, and whole."""
         try:
-            return read_posterior(self.path / POSTERIOR, run=self.id)[0] == round
+            return read_posterior(self.path / POSTERIOR, run=self.id, file=POSTERIOR)[0] == round
         except CheckpointError:
             return False
 
@@ -261,19 +262,12 @@ class RunDirectory:
         }
         return dict(sorted(found.items(), reverse=True))
 
-    def _read(self, round: int, path: Path) -> Saved:
-        """A checkpoint; a RecordError or an OSError if it cannot be read."""
-        saved = unseal(read_file(path), run=self.id, round=str(round))
-        if not isinstance(saved, Saved):
-            raise RecordError(f"it holds a {type(saved).__name__}")
-        return saved
-
     def latest(self) -> tuple[int, Saved] | None:
         """(round, checkpoint) of the newest checkpoint that can be read; None if none was written yet."""
         damaged: list[Path] = []
         for round, path in self._newest_first().items():
             try:
-                saved = self._read(round, path)
+                saved = unseal(read_file(path), run=self.id, file=_checkpoint(round))
             except (RecordError, OSError) as error:
                 log.warning("checkpoint %s cannot be read (%s); falling back to the one before", path, error)
                 damaged.append(path)
@@ -292,8 +286,8 @@ class RunDirectory:
         self.facts()  # which refuses a directory without a run
         found = []
         for round, path in reversed(self._newest_first().items()):
-            try:
-                self._read(round, path)
+            try:  # without its types: they may be in a file of the user's
+                check_seal(read_file(path), run=self.id, file=_checkpoint(round))
             except (RecordError, OSError) as error:
                 log.warning("checkpoint %s cannot be read (%s)", path, error)
             else:
@@ -330,6 +324,10 @@ class RunDirectory:
             self._sheet = Sheet(lines)
             write_atomically(self._metrics, "".join(seal_json(line, run=self.id) + "\n" for line in lines))
         return lines
+
+
+def _checkpoint(round: int) -> str:
+    return f"checkpoints/round-{round:07d}.safetensors"
 
 
 def _listed(rounds: list[int]) -> str:

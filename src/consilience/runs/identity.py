@@ -39,7 +39,6 @@ def identity(algorithm: Any, task: Task, federation: Federation, cohort: int, se
             "partition": _crc(federation.order, federation.offsets),
             "labels": _crc(*tensors(federation.data.y)),
             "steps": federation.steps,
-            **federation.origin(),
             **_forms(federation.data),
         },
         "cohort": cohort,

@@ -190,7 +190,7 @@ class StoredRun:
             return task
         data = read(statistics)
         try:
-            sums = unseal(data, run=str(self.config.get("id")))
+            sums = unseal(data, run=str(self.config.get("id")), file=STATISTICS)
         except RecordError as error:
             raise CheckpointError(f"{statistics} is {error}; resume the run, which writes it again") from error
         return with_sums(task, sums) if notes(data)["round"] == notes(read(posterior))["round"] else task

@@ -2,8 +2,10 @@
 
 from collections import deque
 
+import pytest
 import torch
 
+from consilience.core.errors import CheckpointError
 from consilience.core.files import CHECKPOINTS
 from consilience.core.records import Point, pack, unpack
 from consilience.engines.states import InMemory
@@ -80,3 +82,10 @@ def test_a_second_method_keeps_the_states_of_the_first_while_a_checkpoint_has_th
     assert second.kept(0) == [Token(1, 1), Token(1, 2)]
     checkpoint(second, 3)
     assert second.kept(0) == [Token(1, 2), Token(1, 3)]
+
+
+def test_tokens_of_another_experiment_are_refused():
+    states = InMemory(lambda ids: Point(torch.zeros(len(ids), P)))
+    first, second = (RemoteStates(states, 1, deque(maxlen=CHECKPOINTS), experiment=name) for name in ("a", "b"))
+    with pytest.raises(CheckpointError, match=r"list of sites is of another experiment .*: restore sites\.json"):
+        second.restore(first.snapshot())

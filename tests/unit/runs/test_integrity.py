@@ -73,8 +73,11 @@ def test_a_checkpoint_with_any_altered_byte_falls_back_to_the_one_before(
 
 FOREIGN: dict[str, tuple[str, str]] = {
     "another run's": ("../other/checkpoints/round-0000004.safetensors", r"a record of run \w{16}, not of run \w{16}"),
-    "an earlier round's": ("checkpoints/round-0000003.safetensors", "a record of round 3, not of round 4"),
-    "no checkpoint": ("posterior.safetensors", "it holds a Gaussian"),
+    "an earlier round's": (
+        "checkpoints/round-0000003.safetensors",
+        r"a record of file checkpoints/round-0000003\.safetensors, not of file checkpoints/round-0000004\.safetensors",
+    ),
+    "no checkpoint": ("posterior.safetensors", r"a record of file posterior\.safetensors, not of file checkpoints/.*"),
 }
 
 

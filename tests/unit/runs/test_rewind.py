@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import consilience as cs
 from consilience.cli import app
+from consilience.core import records
 from consilience.core.errors import CheckpointError, ConfigError
 from consilience.runs.directory import RunDirectory
 from support.runs import TRAIN, assert_same, assert_same_run, checkpoints, fit, read_lines
@@ -94,6 +95,14 @@ def test_a_round_without_a_checkpoint_is_refused_and_those_with_one_are_listed(t
     with pytest.raises(CheckpointError, match="has no checkpoint of round 6: there are those of 4, 5"):
         RunDirectory(tmp_path).rewind(6)
     assert kept(tmp_path) == [4, 5, 6]
+
+
+def test_the_types_of_a_users_own_method_need_not_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn("FedAvg, Adam", tmp_path, 4)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delitem(records._types, records.type_name(type(learn("FedAvg, Adam", None, 1).server)))
+        RunDirectory(tmp_path).rewind(3)
+    assert_same_run(learn("FedAvg, Adam", None, 4), learn("FedAvg, Adam", tmp_path, 4, resume=True))
 
 
 def test_the_command_lists_checkpoints_and_goes_back(tmp_path: Path) -> None:
