@@ -27,6 +27,7 @@ from consilience.flower.messages import NO_STATE, SiteInfo, Token, TrainReply, T
 from consilience.flower.registry import Registry
 from consilience.flower.storage import ClientStorage
 from support.scenarios import NAMES, blobs, linear
+from support.sealed import content, lines
 
 BAD = "Chur"  # the site that misbehaves
 SIZES = (7, 3, 4, 12, 5)
@@ -359,8 +360,7 @@ def assert_consistent(world, run, rounds):
         assert disagreement(world, run) < 1e-9
     assert [line["round"] for line in run.history] == list(range(1, rounds + 1))
     assert all(line["clients"] for line in run.history)
-    written = [json.loads(line) for line in (world.out / "metrics.jsonl").read_text().splitlines()]
-    assert written == run.history
+    assert lines(world.out) == run.history
 
 
 def rejected(run):
@@ -376,6 +376,6 @@ def requested(world, round):
 def score(world, rounds=1, **options):
     """(a run with scores after every round, its evaluation.json)."""
     run = world.serve(rounds, evaluate_every=1, **options)
-    saved = json.loads((world.out / "evaluation.json").read_text())
+    saved = content(world.out / "evaluation.json")
     assert saved["point"]["metrics"] == run.history[-1]["eval"]
     return run, saved

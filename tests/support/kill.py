@@ -1,6 +1,5 @@
 """Processes that are killed, and what must be left of their runs."""
 
-import json
 import multiprocessing
 import os
 import subprocess
@@ -17,6 +16,7 @@ from torch import Tensor
 
 import consilience as cs
 from consilience.core.records import leaves
+from support.sealed import lines
 
 BIN = Path(sys.executable).parent
 PATIENCE = 90.0  # seconds; only a failure takes as long
@@ -90,6 +90,6 @@ def assert_same_end(one: Path, other: Path, rounds: int) -> None:
     a, b = end(one, rounds), end(other, rounds)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-    lines = [[json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] for out in (one, other)]
-    assert [line["round"] for line in lines[0]] == list(range(1, rounds + 1))
-    assert [{**line, "seconds": 0} for line in lines[0]] == [{**line, "seconds": 0} for line in lines[1]]
+    histories = [lines(out) for out in (one, other)]
+    assert [line["round"] for line in histories[0]] == list(range(1, rounds + 1))
+    assert [{**line, "seconds": 0} for line in histories[0]] == [{**line, "seconds": 0} for line in histories[1]]

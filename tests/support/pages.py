@@ -1,6 +1,5 @@
 """Made-up runs and comparisons, and checks of the pages that show them."""
 
-import json
 import re
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -15,6 +14,7 @@ from consilience.figures.panels import Curve, Ellipse, Mark, Panel, Panels
 from consilience.figures.pictures import Pictures
 from consilience.report import write_report
 from consilience.studies.comparison import Comparison, Row
+from support.sealed import content, put, put_lines
 
 HOSTILE = "<script>alert('x')</script>"
 
@@ -100,7 +100,7 @@ def make_run(
         "engine": "simulator: vectorised",
         "versions": {"consilience": "0.1.0", "torch": "2.13"},
     }
-    (directory / "run.json").write_text(json.dumps(config))
+    put(directory / "run.json", config)
     lines = [
         {
             "round": at,
@@ -116,7 +116,7 @@ def make_run(
         }
         for at in range(1, rounds + 1)
     ]
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    put_lines(directory, lines)
     return directory
 
 
@@ -125,7 +125,7 @@ def make_comparison(directory: Path) -> Path:
     for index, method in enumerate(["FedAvg", "FedEP"]):
         for seed in range(2):
             place = make_run(directory / "runs" / f"{method} {seed}")
-            (place / "evaluation.json").write_text(json.dumps(evaluation(seed, marginal=method == "FedEP")))
+            put(place / "evaluation.json", evaluation(seed, marginal=method == "FedEP"))
             runs.append({"method": method, "seed": seed, "directory": f"runs/{method} {seed}"})
         values = {"accuracy": 0.9 + 0.01 * index, "nll": 0.5 - 0.1 * index, "ece": 0.02 + 0.01 * index, "width": 100}
         for metric, mean in values.items():
@@ -134,7 +134,7 @@ def make_comparison(directory: Path) -> Path:
         for client in ("Basel", "Zürich"):
             row = {"method": method, "client": client, "metric": "accuracy", "mean": 0.9, "std": 0.01}
             per_client.append(row)
-    content = {
+    found = {
         "title": "Two methods",
         "text": "A paragraph.",
         "command": "consilience reproduce hospitals",
@@ -143,7 +143,7 @@ def make_comparison(directory: Path) -> Path:
         "per_client": per_client,
         "runs": runs,
     }
-    (directory / "comparison.json").write_text(json.dumps(content))
+    put(directory / "comparison.json", found)
     return directory
 
 
@@ -201,7 +201,7 @@ def section(page: str, title: str) -> str:
 
 def rewrite(directory: Path, **changes: Any) -> Path:
     path = directory / "comparison.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    put(path, {**content(path), **changes})
     return directory
 
 

@@ -1,6 +1,5 @@
 """Small runs, and comparisons of two of them to the last bit."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,17 +8,19 @@ import torch
 
 import consilience as cs
 from consilience.core.records import leaves
+from support.sealed import lines
 
 HERE = cs.Simulator(device="cpu", chunk=4, workers=1)
 FORKED = cs.Simulator(device="cpu", chunk=4, workers=2)
 TRAIN = cs.SGD(lr=0.1, momentum=0.5, batch_size=4)
+STORED = ("checkpoint_every", "keep_checkpoints", "state_memory", "warm")
 PARAMETERS = 4  # of scenarios.linear
 
 
 def fit(algorithm: cs.Algorithm, task: cs.Task, federation: cs.Federation, **options: Any) -> cs.runs.Run:
     """Four rounds with a checkpoint each; options of `Storage` may be among those of `fit`."""
     options = {"rounds": 4, "engine": HERE, "progress": False, "checkpoint_every": 1, "out": None} | options
-    stored = {name: options.pop(name) for name in ("checkpoint_every", "state_memory", "warm") if name in options}
+    stored = {name: options.pop(name) for name in STORED if name in options}
     return cs.fit(algorithm, task, federation, **options | {"out": cs.runs.Storage(options["out"], **stored)})
 
 
@@ -59,7 +60,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def read_lines(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return lines(directory)
 
 
 def checkpoints(directory: Path) -> list[Path]:

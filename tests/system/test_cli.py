@@ -23,6 +23,7 @@ from consilience import __version__, cli, load_posterior
 from consilience.cli.runs import run as run_command
 from consilience.config.schema import Config
 from consilience.recipes import RECIPES
+from support import sealed
 
 pytestmark = pytest.mark.usefixtures("sketched")
 
@@ -124,7 +125,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def lines(run: Path) -> list[dict[str, Any]]:
     """A run's metrics but for the clock."""
-    return [json.loads(line) | {"seconds": 0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line | {"seconds": 0} for line in sealed.lines(run)]
 
 
 # Wrong input: one sentence, exit code 2, nothing written

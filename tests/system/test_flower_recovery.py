@@ -22,6 +22,7 @@ from consilience.core.errors import CheckpointError, ConsilienceError
 from consilience.core.records import Point, tree_map, unpack
 from consilience.flower.messages import NO_STATE, TrainReply, TrainRequest, decode, encode
 from consilience.flower.registry import Registry
+from consilience.runs.directory import RunDirectory
 from support.flower_grid import (
     BAD,
     FEDAVG,
@@ -379,6 +380,26 @@ def test_states_that_only_the_sites_know_survive_the_server(clouds):
     assert_same(run.server, wanted.server)
     for k, site in enumerate(there.names):
         assert_same(there.state(run, site), wanted.states.gather(torch.tensor([k])))
+
+
+@every_method
+def test_a_server_that_went_back_to_an_earlier_checkpoint_resumes_to_the_same_result(world, method):
+    there, options = world(method), {"cohort": 3, "keep_checkpoints": 4}
+    there.serve(7, **options)
+    for back in (5, 4):
+        RunDirectory(there.out).rewind(back)
+        run = there.serve(7, **options)
+        assert_same(run.server, there.simulated(7, cohort=3).server)
+        assert_consistent(there, run, 7)
+    assert not any(line["rejected"] for line in run.history), "no site has lost a state"
+
+
+def test_a_server_with_the_list_of_sites_of_another_run_is_refused(world):
+    there = world(FEDEP)
+    there.serve(2)
+    Registry.read(there.out).model_copy(update={"experiment": "0" * 16}).started(there.out)
+    with pytest.raises(CheckpointError, match="the list of sites is of another experiment than the checkpoint"):
+        there.serve(3)
 
 
 def life(world, calls=None, writes=None, before=True, **options):

@@ -1,4 +1,4 @@
-"""The command: `consilience demo | run | compare | reproduce | report | list | flower`."""
+"""The command: `consilience demo | run | compare | reproduce | report | rewind | list | flower`."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ from consilience.cli.common import messages
 from consilience.cli.flower import certificate, gate, new, node
 from consilience.cli.listing import list_
 from consilience.cli.recipes import demo, reproduce
-from consilience.cli.runs import compare, report, run
+from consilience.cli.runs import compare, report, rewind, run
 from consilience.core.errors import ConsilienceError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command()(run)
 app.command()(compare)
 app.command()(reproduce)
 app.command()(report)
+app.command()(rewind)
 app.command("list")(list_)
 flower = typer.Typer(help="Real federations, through Flower (docs/deploy.md).", no_args_is_help=True)
 flower.command()(new)

@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from consilience.cli.common import ConfigFile, Out, Overrides, Resume, print_report, resumable, set_options
+from consilience.cli.common import ConfigFile, Out, Overrides, Resume, messages, print_report, resumable, set_options
 
 if TYPE_CHECKING:
+    from consilience.config import LoadedConfig
     from consilience.engines import Distributed, Simulator
+    from consilience.runs.directory import Storage
 
 
 def run(
@@ -49,6 +51,7 @@ def run(
     cohort = 10               # clients a round; default: all
     seed = 0
     out = "runs/mnist"
+    # keep_checkpoints = 10   # to go back to by `consilience rewind`; default: 2
     # eval_batch_size = 500   # test examples at once; default: 1000, or fewer if they are large
     # holdout = 0.2           # test on a share of each client's data in place of the test set
     # outside = "fashion-mnist"  # out-of-distribution examples, to score uncertainty
@@ -63,7 +66,6 @@ def run(
 
     from consilience.config import read_config
     from consilience.core.files import explained, write_atomically
-    from consilience.runs.directory import Storage
     from consilience.runs.fit import fit
     from consilience.runs.run import Callback
     from consilience.runs.tracking import TensorBoard
@@ -95,7 +97,7 @@ def run(
             rounds=section.rounds,
             cohort=section.cohort,
             seed=section.seed,
-            out=Storage(directory, checkpoint_every=section.checkpoint_every),
+            out=_storage(loaded, directory),
             resume=resume,
             engine=engine,
             evaluate_every=section.evaluate_every,
@@ -139,7 +141,6 @@ def compare(
     all seeds are run with the best settings. Ctrl-C saves; `--resume` continues, also tuning.
     """
     from consilience.config import read_config
-    from consilience.runs.directory import Storage
     from consilience.studies.compare import compare as compare_methods
 
     listed = [f"compare.algorithms={json.dumps(algorithms.split(','))}"] if algorithms else []
@@ -157,7 +158,7 @@ def compare(
             seeds=range(section.seed, section.seed + count),
             tune=tune or loaded.config.compare.tune,
             target=loaded.config.compare.target if target is None else target,
-            out=Storage(directory, checkpoint_every=section.checkpoint_every),
+            out=_storage(loaded, directory),
             title=f"{', '.join(methods)} on {loaded.config.data.name}",
             command=shlex.join(command),
             resume=resume,
@@ -175,6 +176,35 @@ def compare(
 def report(directory: Annotated[Path, typer.Argument(help="A run's or a comparison's directory.")]) -> None:
     """Write report.html of a run or a comparison."""
     print_report(directory)
+
+
+def rewind(
+    directory: Annotated[Path, typer.Argument(help="A run's directory.")],
+    round: Annotated[
+        int | None, typer.Option(help="A round that has a checkpoint; without it, they are listed.")
+    ] = None,
+) -> None:
+    """Go back to an earlier checkpoint of a run: `consilience run … --resume` then continues from there.
+
+    Later checkpoints, their metrics and the results are deleted. `run.keep_checkpoints` says how many checkpoints are
+    kept.
+    """
+    from consilience.runs.directory import RunDirectory
+
+    run = RunDirectory(directory)
+    if round is None:
+        found = run.rounds()
+        print("\n".join(f"round {number}" for number in found) if found else "there is no checkpoint")
+        return
+    run.rewind(round)
+    messages.print(f"{directory} is at round {round}; resume it", soft_wrap=True)
+
+
+def _storage(loaded: LoadedConfig, directory: Path) -> Storage:
+    from consilience.runs.directory import Storage
+
+    section = loaded.config.run
+    return Storage(directory, checkpoint_every=section.checkpoint_every, keep_checkpoints=section.keep_checkpoints)
 
 
 def _launcher(engine: Simulator | Distributed) -> list[str]:

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from consilience.core.checks import Count, Fraction, NonNegative, Positive, violation
+from consilience.core.checks import Count, Fraction, NonNegative, Positive, Several, violation
 from consilience.core.errors import nearest
+from consilience.core.files import CHECKPOINTS
 
 
 class _Section(BaseModel):
@@ -41,6 +42,7 @@ class _Run(_Section):
     evaluate_every: Count | None = None
     eval_batch_size: Count | None = None
     checkpoint_every: Count = 10
+    keep_checkpoints: Several = CHECKPOINTS
     holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
     outside: str | None = None
 
@@ -104,6 +106,7 @@ class _Rounds(_Section):
     cohort: Count | None = None
     evaluate_every: Count | None = None
     checkpoint_every: Count = 1
+    keep_checkpoints: Several = CHECKPOINTS
 
 
 class _Server(_Section):

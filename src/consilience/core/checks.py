@@ -23,6 +23,8 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Proportion = Annotated[float, Field(ge=0, le=1)]
 """0 ≤ x ≤ 1."""
 Count = Annotated[int, Field(ge=1)]
+Several = Annotated[int, Field(ge=2)]
+"""At least two."""
 Size = Annotated[int, Field(ge=0)]
 
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}

@@ -1,6 +1,7 @@
 """Client states between rounds: on the device, on the host, or in files."""
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from consilience.core.errors import CheckpointError, ConfigError, RecordError
-from consilience.core.files import CHECKPOINTS, write_atomically
-from consilience.core.records import Tree, check, nbytes, pack, rows, stack, to, tree_map, unpack
+from consilience.core.files import CHECKPOINTS, private_folder, read_file, write_atomically
+from consilience.core.records import Tree, check, nbytes, rows, stack, to, tree_map
+from consilience.core.seals import seal, unseal
 from consilience.engines.ranks import Ranks
 from consilience.engines.work import check_rows
 
@@ -80,7 +82,7 @@ class States(ABC):
         """Return to a snapshot."""
 
     def forget(self, saved: Tree) -> None:  # noqa: B027 (states in memory have no files)
-        """`saved` is now in a checkpoint: drop files that neither it nor the checkpoint before needs."""
+        """`saved` is now in a checkpoint: drop files that no kept checkpoint needs."""
 
 
 class InMemory(States):
@@ -120,19 +122,30 @@ class OnDisk(States):
 
     Files are written for a checkpoint. Up to `room` bytes on `device` hold the states that were committed last; states
     that do not fit are written at once. Of several ranks that share a folder only one `writes`, and `room` must be 0,
-    so that the others read its files.
+    so that the others read its files. Files are sealed with the id of the `run`, the client and the round. Those of the
+    newest `keep` checkpoints are kept.
     """
 
     def __init__(
-        self, fresh: Fresh, folder: Path, writes: bool = True, room: int = 0, device: torch.device | str = "cpu"
+        self,
+        fresh: Fresh,
+        folder: Path,
+        writes: bool = True,
+        room: int = 0,
+        device: torch.device | str = "cpu",
+        run: str = "",
+        keep: int = CHECKPOINTS,
     ) -> None:
         super().__init__(fresh, device)
-        self._folder, self._writes, self._room = folder, writes, room
+        self._folder, self._writes, self._room, self._run, self._keep = folder, writes, room, run, keep
         self._round: dict[int, int] = {}
         self._held: dict[int, Tree] = {}  # in the order of their last commits
         self._unwritten: set[int] = set()
-        self._kept: deque[Tensor] = deque(maxlen=CHECKPOINTS)
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
+        self._kept: deque[Tensor] = deque([self._stored()] * keep, maxlen=keep)  # those of a stage before
+
+    def _about(self, client: int) -> dict[str, str]:
+        return {"run": self._run, "client": str(client), "round": str(self._round[client])}
 
     def _path(self, client: int, round: int) -> Path:
         return self._folder / f"{client}-{round}.safetensors"
@@ -145,9 +158,12 @@ class OnDisk(States):
             return self._held[client]
         path = self._path(client, self._round[client])
         try:
-            return to(unpack(path.read_bytes(), like=rows(like, 0)), self.device)
+            return to(unseal(read_file(path), like=rows(like, 0), **self._about(client)), self.device)
         except (OSError, RecordError) as error:
-            raise CheckpointError(f"the state of client {client} cannot be read from {path}: {error}") from error
+            raise CheckpointError(
+                f"the state of client {client} cannot be read from {path}: {error}. Restore the file from a backup, or "
+                "go back to an earlier checkpoint by `consilience rewind`"
+            ) from error
 
     def _write(self, client: int, state: Tree, round: int) -> None:
         self._round[client] = round
@@ -164,7 +180,8 @@ class OnDisk(States):
         """Write a client's state, if it is in no file yet."""
         if client in self._unwritten:
             if self._writes:
-                write_atomically(self._path(client, self._round[client]), pack(self._held[client]))
+                sealed = seal(self._held[client], **self._about(client))
+                write_atomically(self._path(client, self._round[client]), sealed, private=True)
             self._unwritten.remove(client)
 
     def _map(self) -> Tensor:
@@ -182,7 +199,15 @@ class OnDisk(States):
             raise CheckpointError("the run keeps the client states in memory: give the same state_memory")
         self._round = {} if saved is None else dict(saved.tolist())
         self._held, self._unwritten = {}, set()
-        self._kept = deque([] if saved is None else [saved], maxlen=CHECKPOINTS)
+        if saved is not None:  # earlier checkpoints may name any earlier file
+            stored = self._stored()
+            earlier = stored[stored[:, 1] <= max(self._round.values(), default=0)]
+            self._kept.extend([*[earlier] * (self._keep - 1), saved])
+
+    def _stored(self) -> Tensor:
+        """The clients and rounds of all files, [files, 2]."""
+        found = (re.fullmatch(r"(\d+)-(\d+)\.safetensors", name) for name in os.listdir(self._folder))
+        return torch.tensor([(int(name[1]), int(name[2])) for name in found if name], dtype=torch.int64).view(-1, 2)
 
     def forget(self, saved: Tree) -> None:
         """Delete files that neither the kept checkpoints nor the present states name."""
@@ -194,12 +219,19 @@ class OnDisk(States):
 
 
 def place_states(
-    fresh: Fresh, clients: int, device: torch.device, memory: int, folder: Path | None, ranks: Ranks
+    fresh: Fresh,
+    clients: int,
+    device: torch.device,
+    memory: int,
+    folder: Path | None,
+    ranks: Ranks,
+    run: str,
+    keep: int,
 ) -> States:
     """States on the device while they take little of its memory, else on the host, else in files.
 
     States that need more than `memory` bytes go to files in `folder`, at the latest for a checkpoint, which could not
-    hold them all."""
+    hold them all. There they are sealed with the id of the `run`, and `keep` checkpoints may name them."""
     expected = nbytes(fresh(torch.tensor([0]))) * clients
     if device.type != "cuda" or ranks.any(expected >= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]):
         device = torch.device("cpu")
@@ -212,5 +244,5 @@ def place_states(
             "pass out= so that they can be kept in files"
         )
     if ranks.size > 1:
-        return OnDisk(fresh, folder, ranks.leads)
-    return OnDisk(fresh, folder, room=memory if on_host else expected, device=device)
+        return OnDisk(fresh, folder, ranks.leads, run=run, keep=keep)
+    return OnDisk(fresh, folder, room=memory if on_host else expected, device=device, run=run, keep=keep)

@@ -1,6 +1,7 @@
 """The Flower apps of a federation: one for the server, one for the sites, with the same method and task."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from consilience.algorithms.switch import Method, phases
 from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core.files import CHECKPOINTS
 from consilience.data.dataset import Data, Dataset
 from consilience.flower.client import FlowerClient, fingerprint
 from consilience.flower.coordinator import Coordinator, Participation
@@ -105,6 +108,7 @@ def serve(
     seed: int = 0,
     evaluate_every: int | None = None,
     checkpoint_every: int = 1,
+    keep_checkpoints: int = CHECKPOINTS,
     callbacks: Sequence[Callback] = (),
     precision: str = "float32",
     device: str = "cpu",
@@ -126,7 +130,9 @@ def serve(
     registry = Registry.read(place)
     if registry is None:
         registry = Registry.of(coordinator.gather(participation.clients), participation.max_examples)
-    engine = Flower(coordinator, registry, place, method, device, precision)
+    storage = Storage(place, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
+    tokens = deque[Tensor](maxlen=keep_checkpoints)
+    engine = Flower(coordinator, registry, place, method, device, precision, tokens)
     run = fit(
         method,
         task,
@@ -135,7 +141,7 @@ def serve(
         cohort=cohort,
         test=test,
         seed=seed,
-        out=Storage(place, checkpoint_every=checkpoint_every),
+        out=storage,
         resume=RunDirectory(place).exists(),
         engine=engine,
         evaluate_every=evaluate_every,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import time
@@ -12,9 +13,10 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from consilience.core.errors import CheckpointError
-from consilience.core.files import write_atomically
+from consilience.core.errors import CheckpointError, RecordError
+from consilience.core.files import read_file, write_atomically
 from consilience.core.records import Tree
+from consilience.core.seals import seal_json, unseal_json
 from consilience.data import Dataset, Federation
 from consilience.data.ragged import Ragged
 from consilience.data.tensors import starts
@@ -62,8 +64,8 @@ class Registry(Payload):
         if not path.exists():
             return None
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+            return cls.model_validate_json(json.dumps(unseal_json(read_file(path))))
+        except (OSError, RecordError, ValidationError) as error:
             raise CheckpointError(
                 f"{path} is damaged: restore it from a backup, or choose another directory for a new run ({error})"
             ) from error
@@ -79,7 +81,7 @@ class Registry(Payload):
             )
         folder.mkdir(parents=True, exist_ok=True)
         again = self.model_copy(update={"start": max(stored.start + 1, int(time.time()))})
-        write_atomically(folder / FILE, again.model_dump_json(indent=1))
+        write_atomically(folder / FILE, seal_json(again.model_dump(mode="json"), indent=1))
         return again
 
     @property

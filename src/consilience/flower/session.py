@@ -124,7 +124,8 @@ class FlowerSession(Session):
         pass
 
     def keep(self, states: States) -> States:
-        return RemoteStates(states, len(self.federation), self._saved_tokens, follows(self._algorithm))
+        experiment = self._exchange.registry.experiment
+        return RemoteStates(states, len(self.federation), self._saved_tokens, follows(self._algorithm), experiment)
 
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
         """Compute the template of an update. Each site plans its own computation."""

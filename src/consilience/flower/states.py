@@ -5,6 +5,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from consilience.core.errors import CheckpointError
 from consilience.core.records import Tree, rows, stack
 from consilience.engines.states import States
 from consilience.flower.messages import NO_STATE, Token
@@ -14,11 +15,15 @@ class RemoteStates(States):
     """States on the clients' disks. The server knows the token of each client's state. For methods whose states follow
     from the updates it also has a copy of the states in `mirror`; for others, `gather` returns fresh states.
 
-    `saved` are the tokens in the checkpoints on the server's disk. `known` says whether states follow from updates."""
+    `saved` are the tokens in the checkpoints on the server's disk. `known` says whether states follow from updates.
+    Tokens mean nothing in another `experiment`."""
 
-    def __init__(self, mirror: States, clients: int, saved: deque[Tensor], known: bool = True) -> None:
+    def __init__(
+        self, mirror: States, clients: int, saved: deque[Tensor], known: bool = True, experiment: str = ""
+    ) -> None:
         super().__init__(mirror.gather, mirror.device)
         self._mirror, self._saved, self.known = mirror, saved, known
+        self._experiment = torch.tensor(list(experiment.encode()), dtype=torch.uint8)
         self.tokens = torch.zeros(clients, 2, dtype=torch.int64)
 
     def token(self, client: int) -> Token:
@@ -50,11 +55,16 @@ class RemoteStates(States):
         self._mirror.commit(torch.tensor([client]), stack([state]), round)
 
     def snapshot(self) -> Tree:
-        """(tokens, tokens of the checkpoint before, the mirror's snapshot)."""
-        return self.tokens.clone(), tuple(self._saved)[-1:], self._mirror.snapshot()
+        """(tokens, tokens of the checkpoints that are kept beside this one, the mirror's snapshot, the experiment)."""
+        others = (self._saved.maxlen or 1) - 1
+        return self.tokens.clone(), tuple(self._saved)[-others:], self._mirror.snapshot(), self._experiment
 
     def restore(self, saved: Tree) -> None:
-        tokens, before, mirrored = saved
+        tokens, before, mirrored, experiment = saved
+        if not torch.equal(experiment, self._experiment):
+            raise CheckpointError(
+                "the list of sites is of another experiment than the checkpoint: restore sites.json from a backup"
+            )
         self.tokens = tokens.clone()
         self._saved.clear()
         self._saved.extend((*before, tokens))

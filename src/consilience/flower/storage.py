@@ -5,13 +5,17 @@ request, or a node or server that was killed leaves a file that no request will 
 """
 
 import hashlib
+import logging
 import re
 from pathlib import Path
 
 from consilience.core.errors import RecordError
-from consilience.core.files import write_atomically
-from consilience.core.records import Tree, notes, pack, record, unpack
+from consilience.core.files import private_folder, read_file, write_atomically
+from consilience.core.records import Tree, notes, record
+from consilience.core.seals import seal, unseal
 from consilience.flower.messages import Token
+
+log = logging.getLogger("consilience")
 
 
 @record
@@ -23,14 +27,18 @@ class Result:
 
 
 class ClientStorage:
-    """The files of one client in one experiment, under `root`."""
+    """The files of one client in one experiment, under `root`. Each is sealed with both and its token."""
 
     def __init__(self, root: Path, experiment: str, client: str) -> None:
         plain = re.sub(r"[^A-Za-z0-9_-]+", "-", client)[:40]
+        self._experiment, self._client = experiment, client
         self.path = root / experiment / f"{plain}-{hashlib.sha256(client.encode()).hexdigest()[:8]}"
 
     def _file(self, token: Token) -> Path:
         return self.path / f"{token.start:012d}-{token.number:08d}.safetensors"
+
+    def _about(self, token: Token) -> dict[str, str]:
+        return {"experiment": self._experiment, "client": self._client, "token": f"{token.start}-{token.number}"}
 
     def tokens(self) -> list[Token]:
         """The tokens of all files, the oldest first."""
@@ -39,18 +47,21 @@ class ClientStorage:
         return [Token(int(name[1]), int(name[2])) for name in found if name]
 
     def read(self, token: Token) -> tuple[Result, str] | None:
-        """(result, the reply that was written with it); None if the file is missing or damaged."""
+        """(result, the reply that was written with it); None if the file is missing or damaged, or another's."""
         try:
-            data = self._file(token).read_bytes()
-            result = unpack(data)
-        except (OSError, RecordError):
+            data = read_file(self._file(token))
+            result = unseal(data, **self._about(token))
+        except FileNotFoundError:
+            return None
+        except (OSError, RecordError) as error:
+            log.warning("%s cannot be read (%s): the state counts as lost", self._file(token), error)
             return None
         return (result, notes(data).get("reply", "")) if isinstance(result, Result) else None
 
     def write(self, token: Token, result: Result, reply: str) -> None:
         """Write a result and its reply. This must happen before the reply is sent."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._file(token), pack(result, reply=reply))
+        private_folder(self.path)
+        write_atomically(self._file(token), seal(result, reply=reply, **self._about(token)), private=True)
 
     def prune(self, token: Token, keep: set[Token]) -> None:
         """Delete files older than `token` that are not in `keep`, and unfinished ones. Newer files stay, because a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import torch
 from consilience.algorithms import Algorithm, FedAvg, FedBN
 from consilience.core.errors import CheckpointError
 from consilience.core.files import write_atomically
+from consilience.core.seals import seal_json
 from consilience.data import Compose, Crop, Data, Dataset, Federation, Flip, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.figures.panels import Curve, Panel, Panels
@@ -23,6 +23,7 @@ from consilience.models import replace_batchnorm, resnet9
 from consilience.optim import SGD, Chain
 from consilience.recipes.base import Options, Recipe, about, finished, rows_of, seeded
 from consilience.runs import fit
+from consilience.runs.reading import read_json
 from consilience.runs.run import Run
 from consilience.studies.comparison import Comparison
 from consilience.tasks import Classification
@@ -146,11 +147,11 @@ class Study:
                     options.tell(name, seed)
                     content = {"study": self.settings, "lines": self.curve(name, seed)}
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(file, json.dumps(content, indent=1))
-                content = json.loads(file.read_text())
-                if content["study"] != self.settings:
-                    raise CheckpointError(f"{file} is a run of other settings: {content['study']}")
-                found[name, seed] = content["lines"]
+                    write_atomically(file, seal_json(content, indent=1))
+                stored = read_json(file)
+                if stored["study"] != self.settings:
+                    raise CheckpointError(f"{file} is a run of other settings: {stored['study']}")
+                found[name, seed] = stored["lines"]
                 write_curves(options.out / "curves.csv", found)
         scores = {
             (name, metric): [

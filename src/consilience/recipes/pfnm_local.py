@@ -1,6 +1,5 @@
 """Local networks of one federation, and the scores of methods that fuse them in one exchange."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from consilience.algorithms import PFNM, Algorithm, Downpour, Ensemble, FedAvg
 from consilience.algorithms.shared.one_shot import Update
 from consilience.core import Belief, Point
 from consilience.core.files import write_atomically
+from consilience.core.seals import seal_json
 from consilience.data import Data, Dataset, Federation, Info, load, partition
 from consilience.evaluation.scores import evaluate
 from consilience.matching import BetaBernoulli, Clusterer
@@ -20,6 +20,7 @@ from consilience.models import mlp
 from consilience.optim import AMSGrad
 from consilience.recipes.base import Options, seeded
 from consilience.runs import Run, fit
+from consilience.runs.reading import read_json
 from consilience.server.optimizers import Adam
 from consilience.studies.comparison import Row
 from consilience.studies.distil import distil
@@ -172,11 +173,11 @@ def kept(options: Options, case: Case, work: Callable[[], Scores]) -> Scores:
     """Scores from the file of an earlier run that is resumed, or else of `work`, which are then written."""
     path = Path(options.out) / "cases" / f"{case.slug}.json"
     if options.resume and path.exists():
-        found: Scores = json.loads(path.read_text())
+        found: Scores = read_json(path)
         return found
     scores = work()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(scores, ensure_ascii=False))
+    write_atomically(path, seal_json(scores))
     return scores
 
 

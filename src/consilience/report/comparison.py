@@ -18,12 +18,13 @@ from consilience.report.sections.federation import data_section
 from consilience.report.sections.results import difference_section, result_section, tuning_section
 from consilience.report.sections.uncertainty import comparison_calibration, comparison_entropy
 from consilience.report.sections.words import method_key, own_directions
-from consilience.runs.stored import read_json, read_runs
+from consilience.runs.reading import read_json
+from consilience.runs.stored import read_runs
 
 
 def comparison_page(directory: Path) -> Page:
     """The report of the comparison in `directory`."""
-    content = read_json(directory / "comparison.json")
+    content = read_json(directory / "comparison.json", "resume the comparison, which writes it again")
     rows, entries, clients = (content.get(key) or [] for key in ("rows", "runs", "per_client"))
     methods = list(dict.fromkeys(str(row["method"]) for row in [*rows, *entries, *clients]))
     runs = read_runs(directory, methods, entries)

@@ -12,7 +12,8 @@ from consilience.report.sections.federation import communication_section, data_s
 from consilience.report.sections.samples import sample_section
 from consilience.report.sections.uncertainty import posterior_section, run_calibration, run_entropy
 from consilience.report.sections.words import KINDS, POINT
-from consilience.runs.stored import RunFiles, read_json
+from consilience.runs.reading import read_json
+from consilience.runs.stored import RunFiles
 
 
 def run_page(directory: Path) -> Page:

@@ -1,6 +1,5 @@
 """The loop over a run's stages. It knows engines and records, but no method."""
 
-import json
 import logging
 import time
 import zlib
@@ -13,11 +12,10 @@ from torch import Tensor
 from consilience.algorithms.base import Algorithm
 from consilience.core.beliefs import Mixture
 from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError, TaskError
-from consilience.core.files import write_atomically
 from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
 from consilience.engines import Opener, Plan, Ranks, Session, place_states
-from consilience.runs.directory import STATISTICS, RunDirectory, Saved
+from consilience.runs.directory import POSTERIOR, STATISTICS, RunDirectory, Saved
 from consilience.runs.evaluating import can_predict, final_evaluation, find_statistics
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
@@ -50,7 +48,7 @@ class Loop:
             if done > stage.last:
                 continue
             with self._open(stage, done, plans[number]) as session:
-                run, info = self._enter(session, stage.algorithm, run, saved, start.history)
+                run, info = self._enter(session, stage.algorithm, run, saved, start)
                 _must_suit(run)
                 if done < stage.last:
                     begun = time.perf_counter()
@@ -86,7 +84,7 @@ class Loop:
         algorithm: Algorithm,
         before: Run | None,
         saved: Saved | None,
-        history: list[dict[str, Any]],
+        start: Start,
     ) -> tuple[Run, Info | None]:
         """The run at the start of a stage, and what a checkpoint must hold of that start: None for the first stage."""
         task, federation, settings = session.task, session.federation, self.settings
@@ -103,11 +101,14 @@ class Loop:
             n = federation.sizes[ids].to(task.device, task.dtype).unsqueeze(1)
             return algorithm.client(task, kept or info, n)
 
-        storage = settings.storage
+        storage, history = settings.storage, start.history
         folder = None if storage.directory is None else storage.directory / "states"
         states = session.keep(
-            place_states(fresh, len(federation), task.device, storage.state_memory, folder, self.ranks)
-        )
+            place_states(
+                fresh, len(federation), task.device, storage.state_memory, folder, self.ranks, start.run,
+                storage.keep_checkpoints,
+            )
+        )  # fmt: skip
         if saved is not None:
             states.restore(saved.states)
         test = None if settings.test is None else settings.test.to(task.device)
@@ -139,14 +140,16 @@ class Loop:
     def _finish(self, run: Run) -> None:
         if self.directory is None:
             return
+        rounds = self.settings.rounds
         self.directory.write_sheet()  # also of a run that had nothing left to do
+        if not self.directory.has_posterior(rounds):
+            self.directory.write_record(POSTERIOR, run.posterior, rounds)
         if run.statistics is not None:
-            statistics = pack(to(run.statistics, "cpu"), round=str(len(run.history)))
-            write_atomically(self.directory.path / STATISTICS, statistics)
+            self.directory.write_record(STATISTICS, to(run.statistics, "cpu"), rounds)
         if run.latest is None and run.test is not None and can_predict(run):
             run.latest = run.evaluate(run.test, outside=self.settings.outside)
         if (found := final_evaluation(run)) is not None:
-            write_atomically(self.directory.path / "evaluation.json", json.dumps(found, indent=1))
+            self.directory.write_evaluation(found)
 
 
 def _must_suit(run: Run) -> None:

@@ -48,7 +48,7 @@ class Rounds:
         """The rounds `first` to `last`, each with its metrics, callbacks and, when due, checkpoint."""
         settings, ranks = self.settings, self.ranks
         with (
-            CheckpointWriter(self.directory) as writer,
+            CheckpointWriter(self.directory, settings.storage.keep_checkpoints) as writer,
             stop_requests(self.session.stops_softly) as stop,
             Bar(self.run.algorithm.name, settings.rounds, settings.progress and ranks.leads, first - 1) as bar,
         ):
@@ -106,10 +106,11 @@ class Rounds:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in its own thread. Without a directory it writes nothing."""
+    """Writes one checkpoint at a time in its own thread, and keeps the newest `keep`. Without a directory it writes
+    nothing."""
 
-    def __init__(self, directory: RunDirectory | None) -> None:
-        self._directory, self._thread = directory, ThreadPoolExecutor(1)
+    def __init__(self, directory: RunDirectory | None, keep: int) -> None:
+        self._directory, self._keep, self._thread = directory, keep, ThreadPoolExecutor(1)
         self._writing: tuple[Future[None], Run, Tree] | None = None
 
     def __enter__(self) -> Self:
@@ -125,7 +126,7 @@ class CheckpointWriter:
         self.wait()
         states, server = run.states.snapshot(), tree_map(torch.clone, run.server)
         saved, belief = Saved(server, states, info), run.algorithm.posterior(server)
-        self._writing = self._thread.submit(self._directory.save, number, saved, belief), run, states
+        self._writing = self._thread.submit(self._directory.save, number, saved, belief, self._keep), run, states
 
     def wait(self) -> None:
         """Wait for the checkpoint; then drop the states that only older ones needed."""

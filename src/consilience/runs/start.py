@@ -20,17 +20,20 @@ Plans = list[dict[str, Any] | None]
 
 @dataclass(frozen=True)
 class Start:
-    """The last round that is done, its checkpoint, the history up to it, and the plan of every stage so far."""
+    """The last round that is done, its checkpoint, the history up to it, and the plan of every stage so far. `run` is
+    the id of a stored run."""
 
     plans: Plans
     done: int = 0
     saved: Saved | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+    run: str = ""
 
     @classmethod
-    def at(cls, found: tuple[int, Saved] | None, plans: Plans, history: list[dict[str, Any]]) -> Start:
+    def at(cls, found: tuple[int, Saved] | None, plans: Plans, history: list[dict[str, Any]], run: str) -> Start:
         """The start at a checkpoint, or at round 0 if there is none."""
-        return cls(plans, history=history) if found is None else cls(plans, *found, history)
+        done, saved = found or (0, None)
+        return cls(plans, done, saved, history, run)
 
 
 def find_start(
@@ -43,25 +46,27 @@ def find_start(
     if path is not None and directory is None:
         made = RunDirectory(path)
         plans, history = made.facts()["plans"], made.history()
-        return Start.at(made.latest(), plans, history)
+        return Start.at(made.latest(), plans, history, made.id)
     old = _existing(directory, who, resume)
     begun = directory is not None and directory.has_checkpoints()
     warm = None if begun else _warm_start(settings, method, who, facts["plans"])
     if directory is None:
         return warm or Start(facts["plans"])
     if old is None:
-        directory.create(facts)
+        directory.make()
     held.enter_context(directory.locked())
+    if old is None:
+        directory.create(facts)
     found = directory.latest()
     history = directory.history(up_to=found[0] if found else 0)
     if warm is None:
-        return Start.at(found, (old or facts)["plans"], history)
+        return Start.at(found, (old or facts)["plans"], history, directory.id)
     assert isinstance(method, Switch)
     assert warm.saved is not None
     for line in warm.history:
         directory.append(line)
     directory.save(warm.done, warm.saved, method.first.posterior(warm.saved.server))
-    return replace(warm, plans=(old or facts)["plans"])
+    return replace(warm, plans=(old or facts)["plans"], run=directory.id)
 
 
 def _existing(directory: RunDirectory | None, who: Any, resume: bool) -> dict[str, Any] | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from consilience.core import Belief, Mixture, text, unpack
+from consilience.core import Belief, Mixture, text
 from consilience.core.display import summary, summary_table
-from consilience.core.errors import CheckpointError, ConsilienceError, RecordError, TaskError
+from consilience.core.errors import CheckpointError, RecordError, TaskError
+from consilience.core.files import below
 from consilience.core.records import notes
+from consilience.core.seals import unseal
 from consilience.core.text import plural
 from consilience.data import Dataset, Federation
 from consilience.data.dataset import Source
@@ -22,6 +22,7 @@ from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.metrics import Directions, Metrics, Reliability
 from consilience.runs.directory import POSTERIOR, STATISTICS, RunDirectory
+from consilience.runs.reading import read, read_json, read_lines, read_posterior
 from consilience.runs.rows import flat, frame
 from consilience.tasks.statistics import needs_statistics, with_sums
 from consilience.tasks.task import Task
@@ -41,13 +42,14 @@ class RunFiles:
 
     @classmethod
     def read(cls, directory: Path) -> RunFiles:
-        """Read a run directory. Of a round that was written twice (after a resume), the last line counts."""
-        rounds = {line["round"]: line for line in read_lines(directory / "metrics.jsonl")}
-        path = directory / "evaluation.json"
-        evaluation = read_json(path) if path.is_file() else {}
-        own = directory / "config.toml"
-        toml = own.read_text(encoding="utf-8", errors="replace") if own.is_file() else ""
-        return cls(read_json(directory / "run.json"), [rounds[key] for key in sorted(rounds)], evaluation, toml)
+        """Read a run directory."""
+        config = RunDirectory(directory).facts()
+        run = str(config.get("id"))
+        rounds = read_lines(directory / "metrics.jsonl", run)
+        path, own = directory / "evaluation.json", directory / "config.toml"
+        evaluation = read_json(path, "resume the run, which writes it again", run=run) if path.exists() else {}
+        toml = read(own).decode("utf-8", "replace") if own.exists() else ""
+        return cls(config, rounds, evaluation, toml)
 
     @property
     def directions(self) -> Directions:
@@ -96,34 +98,11 @@ class RunFiles:
         return Reliability(*(found[key] for key in ("edges", "confidence", "accuracy", "count"))) if found else None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConsilienceError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConsilienceError(f"{path} must hold a JSON object, found {type(content).__name__}")
-    return content
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rounds of a JSON-lines file, without a line that a kill left unfinished."""
-    found = []
-    # Not splitlines(): a name may hold U+2028, which is a line's end there but not in JSON.
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
-        with suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict) and "round" in entry:
-                found.append(entry)
-    return found
-
-
 def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[str, Any]]) -> dict[str, list[RunFiles]]:
     """The runs of each method whose directories still exist."""
     found: dict[str, list[RunFiles]] = {method: [] for method in methods}
     for entry in entries:
-        place = directory / str(entry.get("directory", ""))
+        place = below(directory, str(entry.get("directory", "")))
         if (place / "run.json").is_file():
             found[str(entry["method"])].append(RunFiles.read(place))
     return found
@@ -132,16 +111,10 @@ def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[st
 def load_posterior(path: str | Path) -> Belief:
     """The server's belief about the weights at the last checkpoint, from a run's directory or from a copy of its
     posterior.safetensors."""
-    file = Path(path) / POSTERIOR if Path(path).is_dir() else Path(path)
-    try:
-        belief = unpack(file.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"there is no posterior at {file}: {error.strerror}") from error
-    except RecordError as error:
-        raise CheckpointError(f"{file} holds no posterior: {error}") from error
-    if not isinstance(belief, Belief):
-        raise CheckpointError(f"{file} holds no posterior, but a {type(belief).__name__}")
-    return belief
+    run = RunDirectory(Path(path))
+    if run.exists():
+        return run.posterior()
+    return read_posterior(run.path / POSTERIOR if run.path.is_dir() else run.path)[1]
 
 
 @dataclass(frozen=True)
@@ -213,10 +186,14 @@ class StoredRun:
     def _with_statistics(self, task: Task) -> Task:
         """The task with the statistics of BatchNorm layers that were estimated after the posterior's round, if any."""
         posterior, statistics = self.directory / POSTERIOR, self.directory / STATISTICS
-        if not needs_statistics(task) or not statistics.is_file():
+        if not needs_statistics(task) or not statistics.exists():
             return task
-        data, rounds = statistics.read_bytes(), [notes(path.read_bytes())["round"] for path in (posterior, statistics)]
-        return with_sums(task, unpack(data)) if rounds[0] == rounds[1] else task
+        data = read(statistics)
+        try:
+            sums = unseal(data, run=str(self.config.get("id")), file=STATISTICS)
+        except RecordError as error:
+            raise CheckpointError(f"{statistics} is {error}; resume the run, which writes it again") from error
+        return with_sums(task, sums) if notes(data)["round"] == notes(read(posterior))["round"] else task
 
     def frame(self) -> pandas.DataFrame:
         """The history as a data frame, one row a round; needs pandas."""
@@ -234,8 +211,6 @@ class StoredRun:
 def load_run(directory: str | Path) -> StoredRun:
     """A run from its directory, finished or not, without its data."""
     where = Path(directory)
-    if not RunDirectory(where).exists():
-        raise CheckpointError(f"{where} is not a run directory: it has no run.json")
     files = RunFiles.read(where)
     return StoredRun(where, files.config, files.rounds, _evaluation(files.evaluation))
 

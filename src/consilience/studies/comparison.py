@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -13,7 +12,8 @@ from rich.table import Table
 
 from consilience.core import ConfigError, display
 from consilience.core.display import clip
-from consilience.core.files import explained, write_atomically
+from consilience.core.files import explained, remove_unfinished, write_atomically
+from consilience.core.seals import seal_json
 from consilience.core.text import plural
 from consilience.figures import Panels, Pictures
 from consilience.metrics import MARGINAL
@@ -66,7 +66,8 @@ class Comparison:
         content = {key: value for key, value in asdict(self).items() if key != "out"}
         with explained(out):
             out.mkdir(parents=True, exist_ok=True)
-            write_atomically(out / "comparison.json", json.dumps(content, indent=1, ensure_ascii=False))
+            remove_unfinished(out)
+            write_atomically(out / "comparison.json", seal_json(content, indent=1))
 
     def _lines(self) -> tuple[list[str], list[tuple[str, list[str]]]]:
         """The metrics, and one line of cells for each method and each posterior average."""

@@ -158,9 +158,12 @@ def test_a_new_process_finds_the_states_of_a_checkpoint(tmp_path):
 def test_with_room_files_are_written_for_a_checkpoint_and_only_of_what_has_changed(tmp_path, monkeypatch):
     written = []
     write = states_module.write_atomically
-    monkeypatch.setattr(
-        states_module, "write_atomically", lambda path, data: (written.append(path.stem), write(path, data))
-    )
+
+    def noted(path, data, **how):
+        written.append(path.stem)
+        write(path, data, **how)
+
+    monkeypatch.setattr(states_module, "write_atomically", noted)
     disk = OnDisk(fresh, tmp_path / "states", room=3 * SIZE)
     for number in (1, 2, 3):
         disk.commit(torch.tensor([1, 2]), state([1, 2], float(number)), round=number)

@@ -134,3 +134,11 @@ def test_a_damaged_registry_is_named_with_a_way_out(tmp_path, text):
     (tmp_path / "sites.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"sites\.json is damaged: restore it from a backup, or choose another"):
         Registry.read(tmp_path)
+
+
+def test_an_altered_registry_is_refused(tmp_path):
+    Registry.of([site_info(examples=5)]).started(tmp_path)
+    file = tmp_path / "sites.json"
+    file.write_text(file.read_text().replace('"examples": 5', '"examples": 6'))
+    with pytest.raises(CheckpointError, match=r"sites\.json is damaged: restore it from a backup"):
+        Registry.read(tmp_path)

@@ -2,8 +2,10 @@
 
 from collections import deque
 
+import pytest
 import torch
 
+from consilience.core.errors import CheckpointError
 from consilience.core.files import CHECKPOINTS
 from consilience.core.records import Point, pack, unpack
 from consilience.engines.states import InMemory
@@ -13,9 +15,9 @@ from consilience.flower.states import RemoteStates
 P = 3
 
 
-def remote(clients, saved=None):
+def remote(clients, saved=None, keep=CHECKPOINTS):
     """The states of a server that has just started, or that changes to another method."""
-    saved = deque(maxlen=CHECKPOINTS) if saved is None else saved
+    saved = deque(maxlen=keep) if saved is None else saved
     return RemoteStates(InMemory(lambda ids: Point(torch.zeros(len(ids), P))), clients, saved)
 
 
@@ -60,6 +62,17 @@ def test_a_restarted_server_keeps_the_states_of_both_checkpoints():
         assert again.kept(0) == [Token(1, wanted[-1]), Token(1, 7)]
 
 
+def test_a_server_that_keeps_more_checkpoints_keeps_their_states_also_after_it_went_back():
+    states = remote(1, keep=4)
+    snapshots = [checkpoint(states, number) for number in range(1, 8)]
+    assert states.kept(0) == [Token(1, number) for number in (4, 5, 6, 7)]
+    again = remote(1, keep=4)
+    again.restore(snapshots[4])
+    assert again.kept(0) == [Token(1, number) for number in (2, 3, 4, 5)]
+    checkpoint(again, 9)
+    assert again.kept(0) == [Token(1, number) for number in (3, 4, 5, 9)]
+
+
 def test_a_second_method_keeps_the_states_of_the_first_while_a_checkpoint_has_them():
     saved = deque(maxlen=CHECKPOINTS)
     first, second = remote(1, saved), remote(1, saved)
@@ -69,3 +82,10 @@ def test_a_second_method_keeps_the_states_of_the_first_while_a_checkpoint_has_th
     assert second.kept(0) == [Token(1, 1), Token(1, 2)]
     checkpoint(second, 3)
     assert second.kept(0) == [Token(1, 2), Token(1, 3)]
+
+
+def test_tokens_of_another_experiment_are_refused():
+    states = InMemory(lambda ids: Point(torch.zeros(len(ids), P)))
+    first, second = (RemoteStates(states, 1, deque(maxlen=CHECKPOINTS), experiment=name) for name in ("a", "b"))
+    with pytest.raises(CheckpointError, match=r"list of sites is of another experiment .*: restore sites\.json"):
+        second.restore(first.snapshot())

@@ -1,5 +1,7 @@
 """A client's files: what was written is read again, and nothing else is touched."""
 
+import stat
+
 import pytest
 import torch
 
@@ -87,3 +89,42 @@ def test_other_files_in_the_folder_are_ignored_and_kept(storage, name):
     storage.prune(Token(1, 2), set())
     assert storage.tokens() == []
     assert [file.name for file in storage.path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("at", [0, 20, 200, -100, -1])
+def test_a_file_with_an_altered_byte_is_no_result(storage, at, caplog):
+    storage.write(Token(1, 1), result(), "the reply")
+    (file,) = storage.path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    assert storage.read(Token(1, 1)) is None
+    assert "cannot be read" in caplog.text
+
+
+def test_a_file_of_another_request_client_or_experiment_is_no_result(tmp_path, storage, caplog):
+    others = {
+        "token 1-2": (storage, Token(1, 2)),
+        "client Bern": (ClientStorage(tmp_path, "e", "Bern"), Token(1, 1)),
+        "experiment f": (ClientStorage(tmp_path, "f", "Basel"), Token(1, 1)),
+    }
+    storage.write(Token(1, 1), result(), "")
+    for what, (other, token) in others.items():
+        other.write(token, result(2.0), "")
+        other._file(token).replace(storage._file(Token(1, 1)))
+        assert storage.read(Token(1, 1)) is None
+        assert f"a record of {what}, not of" in caplog.text
+
+
+def test_states_are_for_their_owner_alone_and_links_are_not_read(storage):
+    storage.write(Token(1, 1), result(), "")
+    storage.write(Token(1, 2), result(), "")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (storage.path, *storage.path.iterdir())] == [
+        0o700,
+        *[0o600] * 2,
+    ]
+    first = storage._file(Token(1, 1))
+    first.rename(storage.path / "elsewhere")
+    first.symlink_to(storage.path / "elsewhere")
+    assert storage.read(Token(1, 1)) is None
+    assert storage.read(Token(1, 2)) is not None

@@ -1,6 +1,7 @@
 """Whole pages: what they show, escaping, and accessibility."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from support.pages import (
     make_figure,
     make_run,
     report,
+    rewrite,
     section,
     with_figures,
 )
+from support.sealed import content, put, put_lines
 
 
 def check_no_script(page: str) -> None:
@@ -42,7 +45,7 @@ def bare_run(directory: Path, **federation: Any) -> Path:
 @pytest.mark.usefixtures("sketched")
 def test_a_run_shows_all_its_sections(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", clients=3, classes=10)
-    (run / "evaluation.json").write_text(json.dumps(evaluation()))
+    put(run / "evaluation.json", evaluation())
     page = report(run)
     check_page(page)
     assert Tags(page).headings == [
@@ -90,21 +93,20 @@ def test_a_run_without_rounds_has_a_page(tmp_path: Path) -> None:
     check_page(page)
     assert Tags(page).headings == ["Data", "Configuration"]
     assert "0 of 4 rounds" in page
-    (tmp_path / "run.json").write_text("{}")
+    put(tmp_path / "run.json", {})
     check_page(report(tmp_path))
 
 
 @pytest.mark.usefixtures("sketched")
 def test_a_comparison_without_its_runs_keeps_its_tables(tmp_path: Path) -> None:
-    content = json.loads((make_comparison(tmp_path / "whole") / "comparison.json").read_text())
-    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    put(tmp_path / "comparison.json", content(make_comparison(tmp_path / "whole") / "comparison.json"))
     assert Tags(report(tmp_path)).headings == ["Results", "Scores at each client", "Fairness", "Single runs"]
 
 
 def test_text_from_data_is_escaped(tmp_path: Path) -> None:
     names = [HOSTILE, 'font-family: "x']
     run = make_run(tmp_path, clients=2, rounds=1, names=names, data=HOSTILE, how=HOSTILE)
-    (run / "evaluation.json").write_text(json.dumps({"clients": evaluation(names=names)["clients"]}))
+    put(run / "evaluation.json", {"clients": evaluation(names=names)["clients"]})
     page = report(run)
     check_no_script(page)
     assert "<script>alert" not in page
@@ -115,14 +117,14 @@ def test_names_of_methods_figures_and_samples_are_escaped(tmp_path: Path) -> Non
     hostile = f'{HOSTILE}" onload="x'
     pictures = Pictures(hostile, hostile, [hostile], [Row(hostile, [heat([[1.0]], note=hostile)])])
     path = with_figures(tmp_path, make_figure(HOSTILE, HOSTILE), pictures) / "comparison.json"
-    path.write_text(path.read_text().replace('"method": "FedEP"', f'"method": {json.dumps(hostile)}'))
+    put(path, json.loads(json.dumps(content(path)).replace('"method": "FedEP"', f'"method": {json.dumps(hostile)}')))
     page = report(tmp_path)
     check_no_script(page)
     (image,) = [attributes for tag, attributes in Tags(page).tags if tag == "img"]
     assert image["alt"] == f"{hostile}, {hostile}, {hostile}"
     run = bare_run(tmp_path / "run")
     samples = {"kind": "images", "generated": f'">{HOSTILE}', "real": "", "count": 3}
-    (run / "evaluation.json").write_text(json.dumps({"samples": samples}))
+    put(run / "evaluation.json", {"samples": samples})
     check_no_script(report(run))
 
 
@@ -149,20 +151,20 @@ def test_pictures_without_row_labels_have_no_column_for_them(tmp_path: Path) -> 
     assert 'class="label"' not in page
 
 
-def test_later_lines_override_and_torn_lines_are_skipped(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped(tmp_path: Path) -> None:
     run = bare_run(tmp_path)
-    lines = [{"round": 1, "bytes_down": 1_000_000}, {"round": 1, "bytes_down": 6_000_000, "bytes_up": 2_000_000}]
-    content = "".join(json.dumps(line) + "\n" for line in lines)
-    (run / "metrics.jsonl").write_text(content + '{"round": 3, "bytes_down": 77')
+    put_lines(run, [{"round": 1, "bytes_down": 6_000_000, "bytes_up": 2_000_000}])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "bytes_down": 77')
     assert "6 MB down, 2 MB up" in report(run)
 
 
 def test_a_score_that_is_not_finite_is_a_dash_and_no_curve(tmp_path: Path) -> None:
     run = bare_run(tmp_path)
     scores = {"accuracy": 0.5, "r2": float("nan")}
-    content = {"point": {"metrics": scores, "reliability": None}, "marginal": None, "clients": []}
-    (run / "evaluation.json").write_text(json.dumps(content))
-    (run / "metrics.jsonl").write_text('{"round": 1, "loss": NaN, "eval": {"nll": Infinity}}\n')
+    point = {"metrics": scores, "reliability": None}
+    put(run / "evaluation.json", {"point": point, "marginal": None, "clients": []})
+    put_lines(run, [{"round": 1, "loss": math.nan, "eval": {"nll": math.inf}}])
     page = report(run)
     assert "Learning curves" not in Tags(page).headings
     assert "<dd>–</dd>" in page
@@ -172,7 +174,7 @@ def test_a_score_that_is_not_finite_is_a_dash_and_no_curve(tmp_path: Path) -> No
 def test_a_run_links_to_its_comparison(tmp_path: Path, below: str, href: str) -> None:
     run = bare_run(tmp_path / below)
     assert "<a href" not in report(run)
-    (tmp_path / "comparison.json").write_text(json.dumps({"title": "Two <methods>"}))
+    put(tmp_path / "comparison.json", {"title": "Two <methods>"})
     page = report(run)
     check_page(page)
     assert f'in <a href="{href}report.html">Two &lt;methods&gt;</a>' in page
@@ -187,6 +189,32 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path, content: str | Non
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(ConsilienceError, match=message):
         write_report(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["../elsewhere", "/elsewhere", "runs/link"])
+def test_a_comparison_does_not_show_runs_elsewhere(tmp_path: Path, place: str) -> None:
+    elsewhere, comparison = make_run(tmp_path / "elsewhere"), make_comparison(tmp_path / "both")
+    (comparison / "runs" / "link").symlink_to(elsewhere)
+    named = str(elsewhere) if place == "/elsewhere" else place
+    rewrite(comparison, runs=[{"method": "FedAvg", "seed": 0, "directory": named}])
+    with pytest.raises(ConsilienceError, match=r"leads out of .*both"):
+        write_report(comparison)
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "runs/FedEP 1/run.json"])
+def test_a_comparison_with_an_altered_file_is_refused(tmp_path: Path, name: str) -> None:
+    path = make_comparison(tmp_path) / name
+    path.write_text(path.read_text().replace("0", "1"))
+    with pytest.raises(ConsilienceError, match=f"{path.name} is damaged"):
+        write_report(tmp_path)
+
+
+def test_a_report_overwrites_a_link_and_not_its_target(tmp_path: Path) -> None:
+    run = bare_run(tmp_path / "run")
+    (tmp_path / "thesis").write_text("mine")
+    (run / "report.html").symlink_to(tmp_path / "thesis")
+    check_page(report(run))
+    assert (tmp_path / "thesis").read_text() == "mine"
 
 
 def test_numbers_are_readable() -> None:

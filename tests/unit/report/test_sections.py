@@ -1,6 +1,5 @@
 """Sections of reports: their tables, captions and facts."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from consilience.report.sections.uncertainty import (
 from consilience.runs.stored import RunFiles
 from support.pages import FEDEP, PAIRED, evaluation, make_run, posterior
 from support.pictures import WHITE, at
+from support.sealed import put
 
 LOWER, UPPER = [-2.0, -1.0], [2.0, 3.0]
 Make = Callable[..., RunFiles]
@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Make:
 
     def run(changes: dict[str, Any] | None = None, **options: Any) -> RunFiles:
         make_run(tmp_path, **options)
-        (tmp_path / "evaluation.json").write_text(json.dumps({**evaluation(), **(changes or {})}))
+        put(tmp_path / "evaluation.json", {**evaluation(), **(changes or {})})
         return RunFiles.read(tmp_path)
 
     return run

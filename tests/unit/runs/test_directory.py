@@ -19,13 +19,14 @@ from consilience.studies.compare import compare
 from consilience.studies.setting import Setting
 from support.runs import HERE, TRAIN, Power, assert_same, assert_same_run, checkpoints, cut, files, fit, read_lines
 from support.scenarios import blobs, linear
+from support.sealed import content
 
 
 def test_metrics_on_disk_are_the_history(tmp_path: Path) -> None:
     task, train, test = blobs()
     run = fit(cs.FedAvg(TRAIN), task, train, test=test, out=tmp_path / "run", evaluate_every=2)
     assert read_lines(tmp_path / "run") == run.history
-    assert json.loads((tmp_path / "run" / "evaluation.json").read_text()) == run.evaluate(test).to_json()
+    assert content(tmp_path / "run" / "evaluation.json") == run.evaluate(test).to_json()
 
 
 def test_run_json_says_what_was_run_on_what(tmp_path: Path) -> None:
@@ -76,9 +77,9 @@ def test_a_checkpoint_holds_the_server_as_it_was(tmp_path: Path, monkeypatch: py
 
     write, third, seen = RunDirectory.save, threading.Event(), {}
 
-    def slowly(self: RunDirectory, round: int, saved: Any, belief: Any) -> None:
+    def slowly(self: RunDirectory, round: int, *what: Any) -> None:
         assert third.wait(60)
-        write(self, round, saved, belief)
+        write(self, round, *what)
 
     def callback(run: cs.runs.Run, line: dict[str, Any]) -> None:
         seen[line["round"]] = run.posterior.mean.clone()
@@ -175,8 +176,8 @@ def test_a_run_that_was_cut_between_its_last_posterior_and_checkpoint_is_whole_a
     task, federation = linear()
     write = directory.write_atomically
 
-    def one_file_and_no_more(path: Path, data: bytes | str) -> None:
-        write(path, data)
+    def one_file_and_no_more(path: Path, data: bytes | str, **how: Any) -> None:
+        write(path, data, **how)
         if "safetensors" in path.name:
             raise Power
 

@@ -14,6 +14,7 @@ from consilience.core.errors import ConfigError, DataError, TaskError
 from consilience.evaluation.scores import evaluate
 from support.runs import PARAMETERS, TRAIN, fit, timeless
 from support.scenarios import NAMES, blobs, gradient, linear
+from support.sealed import content
 
 
 def test_the_released_model_predicts_as_the_run_does() -> None:
@@ -186,7 +187,7 @@ def strangers() -> cs.Dataset:
 def test_examples_of_another_kind_are_looked_at_in_the_last_evaluation_only(tmp_path: Path) -> None:
     task, train, test = blobs()
     run = fit(cs.FedAvg(TRAIN), task, train, test=test, outside=strangers(), out=tmp_path / "run", evaluate_every=1)
-    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    found = content(tmp_path / "run" / "evaluation.json")
     assert found == run.evaluate(test, outside=strangers()).to_json()
     assert found["outside"] == "strangers"
     assert sum(found["point"]["entropy"]["outside"]["count"]) == 30
@@ -194,7 +195,7 @@ def test_examples_of_another_kind_are_looked_at_in_the_last_evaluation_only(tmp_
     plain = fit(cs.FedAvg(TRAIN), task, train, test=test, out=tmp_path / "plain", evaluate_every=1)
     assert timeless(run.history) == timeless(plain.history)
     fit(cs.FedAvg(TRAIN), task, train, test=test, outside=strangers(), out=tmp_path / "plain", resume=True)
-    later = json.loads((tmp_path / "plain" / "evaluation.json").read_text())
+    later = content(tmp_path / "plain" / "evaluation.json")
     assert later == found, "a finished run can be resumed for them"
 
 

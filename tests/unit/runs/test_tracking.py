@@ -1,7 +1,6 @@
 """A run's rounds as tables: frames, CSV files and TensorBoard, whole after a kill and the same after a resume."""
 
 import csv
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from consilience.studies.comparison import Comparison, Row
 from consilience.studies.setting import Setting
 from support.runs import HERE, Power, cut
 from support.scenarios import blobs, linear
+from support.sealed import lines
 
 FEDEP = cs.FedEP(cs.inference.Identity(cs.SGD(lr=0.05, batch_size=4)))
 FEDAVG = cs.FedAvg(cs.SGD(lr=0.1, batch_size=4))
@@ -111,8 +111,7 @@ def test_a_run_directory_has_its_metrics_as_csv(tmp_path: Path) -> None:
     run = cs.fit(FEDEP, task, federation, test=test, out=tmp_path / "run", **OPTIONS)
     text = (tmp_path / "run" / "metrics.csv").read_text()
     assert text == Sheet(run.history).text()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert text == Sheet(lines).text()
+    assert text == Sheet(lines(tmp_path / "run")).text()
 
 
 def test_the_csv_of_a_resumed_run_is_that_of_one_that_was_never_interrupted(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from consilience.studies.comparison import Comparison, Row
 from consilience.studies.scores import costs, paired_test
 from consilience.studies.setting import Setting
 from support.scenarios import NAMES, blobs, linear
+from support.sealed import lines
 
 TRAIN = cs.SGD(lr=0.1)
 ENGINE = cs.Simulator(device="cpu", chunk=6, workers=1)
@@ -65,14 +66,11 @@ def test_methods_after_the_same_first_method_share_its_rounds(tmp_path):
     compare(methods, Setting(task, train, test), seeds=1, out=tmp_path, **OPTIONS)
     (warm,) = (tmp_path / "warm starts").iterdir()
     assert len((warm / "seed-0" / "metrics.jsonl").read_text().splitlines()) == 2
-    lines = {
-        name: [json.loads(line) for line in (tmp_path / name / "seed-0" / "metrics.jsonl").read_text().splitlines()]
-        for name in methods
-    }
-    assert [line["round"] for line in lines["FedEP"]] == [1, 2, 3]
-    assert lines["FedAvg"][:2] == lines["FedEP"][:2]
+    found = {name: lines(tmp_path / name / "seed-0") for name in methods}
+    assert [line["round"] for line in found["FedEP"]] == [1, 2, 3]
+    assert found["FedAvg"][:2] == found["FedEP"][:2]
     whole = cs.fit(methods["FedEP"], task, train, test=test, **OPTIONS)
-    assert lines["FedEP"][-1]["eval"] == whole.history[-1]["eval"]
+    assert found["FedEP"][-1]["eval"] == whole.history[-1]["eval"]
 
 
 def test_a_comparison_with_warm_starts_goes_on_where_it_stopped(tmp_path):

@@ -83,6 +83,7 @@ class DeployedApp:
                 cohort=config.run.cohort,
                 evaluate_every=config.run.evaluate_every,
                 checkpoint_every=config.run.checkpoint_every,
+                keep_checkpoints=config.run.keep_checkpoints,
                 precision=config.engine.precision,
                 device=config.engine.device,
                 name=sites.name,
