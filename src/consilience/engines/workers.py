@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -69,7 +69,8 @@ class Pool:
                 self._workers[w].send(request(hand), awaited)
             for w, hand in busy:
                 while (reply := self._workers[w].receive(awaited)) is None:
-                    why = f"{self._workers[w].end()} in round {round}"
+                    self._workers[w].end()
+                    why = f"{self._workers[w].fate()} in round {round}"
                     if w in replaced:
                         raise ConsilienceError(
                             f"{why}, like the one that it replaced; if memory ran out, use a smaller chunk or fewer "
@@ -93,7 +94,7 @@ class _Worker:
     def __init__(self, number: int, siblings: list[Connection], threads: int, group: Group) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
-        self._stack, self._pulse, self._still = os.memfd_create("stack"), 0, 0
+        self._stack, self._pulse, self._still = os.fdopen(os.memfd_create("stack"), "r+b"), 0, 0
         arguments = (self._stack, theirs, [self.connection, *siblings], threads, group)
         self._process = context.Process(target=_start, args=arguments, daemon=True, name=f"worker {number}")
         self._process.start()
@@ -128,17 +129,21 @@ class _Worker:
             time.sleep(LOOK)
             self._process.kill()
 
-    def end(self) -> str:
-        """End the worker, and say how it ended."""
+    def end(self) -> None:
         self.connection.close()
         self._process.join(1)
         self._process.kill()
         self._process.join()
-        stack = os.pread(self._stack, 1 << 16, 0).decode(errors="replace")
-        os.close(self._stack)
-        if not stack:
+        if not self._stack.closed:
+            self._stack.seek(0)
+            self._where = self._stack.read().decode(errors="replace")
+            self._stack.close()
+
+    def fate(self) -> str:
+        """How the worker, which has ended, was lost. The stack that it stood still in goes to the log."""
+        if self._still < PATIENCE:
             return f"{self._process.name} ended with exit code {self._process.exitcode}"
-        log.warning("the stack of %s:\n%s", self._process.name, stack)
+        log.warning("%s stood still in\n%s", self._process.name, self._where)
         return f"{self._process.name} did nothing for {PATIENCE * LOOK:g} s"
 
 
@@ -175,23 +180,26 @@ def _pulse(pid: int | None) -> tuple[int, bool]:
     return ticks, active
 
 
-def _start(stack: int, *arguments: Any) -> None:
-    """Serve in a new thread. The thread that forked remembers a team of OpenMP threads which do not exist here, and
-    would wait for them at its first parallel loop; a new thread starts its own."""
+def _start(stack: IO[bytes], connection: Connection, inherited: list[Connection], threads: int, group: Group) -> None:
+    """Serve, in a new thread if it takes several. This one, which forked, remembers a team of OpenMP threads that do
+    not exist here, and would wait for them at its first parallel loop; a new thread starts a team of its own. With one
+    thread there is no team, and only this thread keeps freed memory (`keep_memory`)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     faulthandler.register(signal.SIGUSR1, stack)
-    thread = threading.Thread(target=_serve, args=arguments)
+    for other in inherited:
+        other.close()
+    if threads == 1:
+        _serve(connection, threads, group)
+    thread = threading.Thread(target=_serve, args=(connection, threads, group))
     thread.start()
     thread.join()
 
 
-def _serve(connection: Connection, inherited: list[Connection], threads: int, group: Group) -> None:
+def _serve(connection: Connection, threads: int, group: Group) -> None:
     """Answer requests until the parent closes the pipe or dies, which closes it too."""
-    for other in inherited:
-        other.close()
     torch.set_num_threads(threads)
     if "torch._inductor.config" in sys.modules:  # the threads of the parent's compiler do not exist here either
-        sys.modules["torch._inductor.config"].compile_threads = 1
+        torch._inductor.config.compile_threads = 1
     while True:
         try:
             request = connection.recv_bytes()
