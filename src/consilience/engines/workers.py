@@ -94,7 +94,8 @@ class _Worker:
     def __init__(self, number: int, siblings: list[Connection], threads: int, group: Group) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
-        self._stack, self._pulse, self._still = os.fdopen(os.memfd_create("stack"), "r+b"), 0, 0
+        self._stack, self._where = os.fdopen(os.memfd_create("stack"), "r+b"), ""
+        self._pulse, self._still, self._hung = 0, 0, False
         arguments = (self._stack, theirs, [self.connection, *siblings], threads, group)
         self._process = context.Process(target=_start, args=arguments, daemon=True, name=f"worker {number}")
         self._process.start()
@@ -124,6 +125,7 @@ class _Worker:
         alive = active or pulse != self._pulse or self.connection.poll()
         self._pulse, self._still = pulse, 0 if alive else self._still + 1
         if self._still == PATIENCE:
+            self._hung = True
             for number in (signal.SIGUSR1, signal.SIGCONT):  # a stopped process writes its stack when it continues
                 os.kill(self._process.pid or 0, number)
             time.sleep(LOOK)
@@ -141,7 +143,7 @@ class _Worker:
 
     def fate(self) -> str:
         """How the worker, which has ended, was lost. The stack that it stood still in goes to the log."""
-        if self._still < PATIENCE:
+        if not self._hung:
             return f"{self._process.name} ended with exit code {self._process.exitcode}"
         log.warning("%s stood still in\n%s", self._process.name, self._where)
         return f"{self._process.name} did nothing for {PATIENCE * LOOK:g} s"
