@@ -48,7 +48,7 @@ class Loaded:
         return _method(self._component(self.config.algorithm.model_dump(), "algorithm"))
 
     def _component(self, table: Mapping[str, Any], where: str) -> Component:
-        component = chosen(table, ALGORITHMS, where, self.folder)
+        component = chosen(table, ALGORITHMS, where, self.folder, Algorithm | Switch)
         first = {"first": AlgorithmSection().name} if component.make is Switch else {}
         return Component(component.make, {**first, **component.table}, where, self.folder)
 
@@ -86,7 +86,7 @@ class LoadedConfig(Loaded):
         table = {"name": "Simulator", **self.config.engine}
         if table["name"] not in ENGINES:
             raise ConfigError(f"engine.name: unknown name {table['name']!r}; {nearest(str(table['name']), ENGINES)}")
-        engine: Simulator | Distributed = chosen(table, ENGINES, "engine", self.folder).build()
+        engine: Simulator | Distributed = chosen(table, ENGINES, "engine", self.folder, Simulator | Distributed).build()
         return engine
 
     def setting(self, seed: int | None = None) -> Setting:
@@ -127,7 +127,7 @@ class LoadedConfig(Loaded):
         return data.signed() if self.config.task.kind == Adversarial.kind else data
 
     def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
-        make = resolve(name, DATASETS, where, self.folder)
+        make = resolve(name, DATASETS, where, self.folder, Data)
         if name in DATASETS:
             allowed = ["root", *loader_options(name)]
             for key in arguments:
@@ -142,7 +142,7 @@ class LoadedConfig(Loaded):
 
     def _federation(self, data: Dataset, seed: int) -> Federation:
         section = self.config.partition
-        make = resolve(section.name, PARTITIONS, "partition.name", self.folder)
+        make = resolve(section.name, PARTITIONS, "partition.name", self.folder, Federation)
         given = {"data": data, "seed": section.arguments.get("seed", seed)}
         federation = build(make, section.arguments, "partition", self.folder, **given)
         if not isinstance(federation, Federation):
