@@ -47,11 +47,12 @@ def _may_make(make: Callable[..., Any], kind: type | UnionType) -> bool:
         return issubclass(make, options_of(kind))
     if _standard(make.__module__ or "builtins") or not hasattr(make, "__code__"):
         return False
-    found = hints_of(make).get("return", Any)
-    found = get_origin(found) or found
-    if found is Any or not inspect.isclass(found):
-        return True
-    return any(issubclass(found, option) or issubclass(option, found) for option in options_of(kind))
+    results = [get_origin(result) or result for result in options_of(hints_of(make).get("return", Any))]
+    return any(
+        result is Any or not inspect.isclass(result) or issubclass(result, option) or issubclass(option, result)
+        for result in results
+        for option in options_of(kind)
+    )
 
 
 def _standard(module: str) -> bool:
