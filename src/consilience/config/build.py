@@ -16,6 +16,7 @@ from consilience.config.components import Component, build, chosen, resolve
 from consilience.config.imports import with_files
 from consilience.config.schema import AlgorithmSection, Config, Deployment, Learning
 from consilience.config.tasks import CATEGORICAL, NUMBERS, build_task
+from consilience.core.checks import convert, hints_of
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_options, partition
 from consilience.data.trees import form
@@ -129,12 +130,14 @@ class LoadedConfig(Loaded):
     def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
         make = resolve(name, DATASETS, where, self.folder, Data)
         if name in DATASETS:
-            allowed = ["root", *loader_options(name)]
+            options = loader_options(name)
+            hints = {"root": str, **{key: hints_of(make).get(key, Any) for key in options}}
             for key in arguments:
-                if key not in allowed:
-                    raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *allowed])}")
-            numbers = {"numbers": self.config.task.kind in NUMBERS} if "numbers" in allowed else {}
-            return load(name, **numbers | arguments)
+                if key not in hints:
+                    raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *hints])}")
+            numbers = {"numbers": self.config.task.kind in NUMBERS} if "numbers" in options else {}
+            given = {key: convert(f"data.{key}", value, hints[key]) for key, value in arguments.items()}
+            return load(name, **numbers | given)
         data = build(make, arguments, where.removesuffix(".name"), self.folder)
         if not isinstance(data, Data):
             raise ConfigError(f"{where}: {name} must return consilience.Data(train, test)")

@@ -65,10 +65,11 @@ def _unfit(kind: type | UnionType) -> str:
 
 
 def described(error: Exception) -> str:
-    """Type, message and line of an error in a user's code."""
+    """Type, first line of the message, and line of an error in a user's code."""
     *_, last = traceback.extract_tb(error.__traceback__)
     own = Path(last.filename).parent == Path(__file__).parent
-    return f"{type(error).__name__}: {error}" + ("" if own else f" ({Path(last.filename).name}, line {last.lineno})")
+    message, *_ = [*str(error).splitlines(), ""]
+    return f"{type(error).__name__}: {message}" + ("" if own else f" ({Path(last.filename).name}, line {last.lineno})")
 
 
 def with_files(value: Any, named: Callable[[str], str]) -> Any:

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from consilience.core.checks import Count, Fraction, NonNegative, Positive, violation
 from consilience.core.errors import nearest
 
+Players = Annotated[int, Field(ge=1, le=1000)]  # networks that are built one by one
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -58,8 +60,8 @@ class TaskSection(_Section):
     augment: list[dict[str, Any]] = []
     batch_norm: Literal["estimated", "averaged"] | None = None
     objective: Any = None
-    generators: Count | None = None
-    discriminators: Count | None = None
+    generators: Players | None = None
+    discriminators: Players | None = None
     pace: Positive | None = None
 
 
