@@ -52,12 +52,16 @@ KEYS = (
     "ключ", "a b", "self", "__class__", "train.lr",
 )  # fmt: skip
 NAMES = (
-    "FedAvg", "FedProx", "FedEP", "FedSEP", "PFNM", "Switch", "Private", "Robust", "LocalOnly", "Adam", "SGD", "Laplace",
+    "FedAvg", "FedProx", "FedEP", "FedSEP", "PFNM", "Switch", "Private", "Robust", "LocalOnly", "Adam", "SGD",
+    "Laplace",
     "Identity", "mlp", "cnn", "dcgan", "lenet5", "transformer", "dirichlet", "iid", "by_group", "one_label", "digits",
-    "heart-disease", "csv-silos", "regression", "adversarial", "ordinal", "cox", "binary", "Crop", "Flip", "Distributed",
+    "heart-disease", "csv-silos", "regression", "adversarial", "ordinal", "cox", "binary", "Crop", "Flip",
+    "Distributed",
     "os:system", "subprocess:run", "builtins:eval", "nowhere.py:Name", "a:b:c", ":", "x:", ":x", ".py:x", "torch:nn",
-    "torch.nn:Linear", "torch:zeros", "torch.nn:Module", "consilience:FedAvg", "consilience:fit", "consilience:Federation",
-    "consilience.models:mlp", "consilience.core:ConsilienceError", "../examples:x", "no such:y", "fedavg", "", " ", "🙂",
+    "torch.nn:Linear", "torch:zeros", "torch.nn:Module", "consilience:FedAvg", "consilience:fit",
+    "consilience:Federation",
+    "consilience.models:mlp", "consilience.core:ConsilienceError", "../examples:x", "no such:y", "fedavg", "", " ",
+    "🙂",
     "a" * 5000, "\u202e", "float32", "bf16", "cpu", "cuda:9", "meta", "/", "~", "../..", "nan",
 )  # fmt: skip
 NUMBERS = (
@@ -103,7 +107,7 @@ def mutants(count: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def problem(path: Path) -> str | None:
-    """What a user would see beside one sentence when the config is read and built: an error of another kind, or lines."""
+    """What a user would see when the config is read and built, unless it is one sentence or nothing."""
     try:
         if b"[federation" in path.read_bytes():
             deployment = read_deployment(path)

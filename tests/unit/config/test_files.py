@@ -94,7 +94,7 @@ def test_damaged_configs_are_refused_in_one_sentence(tmp_path: Path, monkeypatch
     """benchmarks/attacks.py has the campaign of ten thousand."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "config.toml"
-    contents = [*(text.encode() for text in (*good(), DEPLOYMENT)), *mutants(60)]
+    contents = [*(text.encode() for text in (*good(), DEPLOYMENT)), *mutants(25)]
     for number, content in enumerate(contents):
         path.write_bytes(content)
         assert (number, problem(path)) == (number, None)
