@@ -121,13 +121,15 @@ class _Worker:
 
         Signs of life are CPU time, a thread that runs or waits for a disk, and a reply to be read. A slow worker and
         one that waits for its compiler show them; one that waits for a lock that no thread will release does not."""
-        pulse, active = _pulse(self._process.pid)
+        pid = self._process.pid
+        assert pid is not None  # it was started
+        pulse, active = _pulse(pid)
         alive = active or pulse != self._pulse or self.connection.poll()
         self._pulse, self._still = pulse, 0 if alive else self._still + 1
         if self._still == PATIENCE:
             self._hung = True
             for number in (signal.SIGUSR1, signal.SIGCONT):  # a stopped process writes its stack when it continues
-                os.kill(self._process.pid or 0, number)
+                os.kill(pid, number)
             time.sleep(LOOK)
             self._process.kill()
 
@@ -170,7 +172,7 @@ def _watched() -> Iterator[set[_Worker]]:
         thread.join()
 
 
-def _pulse(pid: int | None) -> tuple[int, bool]:
+def _pulse(pid: int) -> tuple[int, bool]:
     """(clock ticks of CPU time, whether a thread runs or waits for a disk) of a process and its children."""
     ticks, active = 0, False
     for task in Path(f"/proc/{pid}/task").glob("*"):

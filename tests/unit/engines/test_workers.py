@@ -79,7 +79,9 @@ def test_lost_worker_is_replaced_and_the_result_is_the_same(harm: Callable[[], N
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_worker_lost_between_rounds_is_replaced(number: int) -> None:
     pool = Pool(2, 1, shares())
-    os.kill(pool._workers[0]._process.pid or 0, number)
+    pid = pool._workers[0]._process.pid
+    assert pid
+    os.kill(pid, number)
     assert run(pool).accepted == [0, 2, 4, 1, 3]
 
 
