@@ -16,6 +16,7 @@ from consilience.config.components import Component, build, chosen, resolve
 from consilience.config.imports import with_files
 from consilience.config.schema import AlgorithmSection, Config, Deployment, Learning
 from consilience.config.tasks import CATEGORICAL, NUMBERS, build_task
+from consilience.core.checks import convert, hints_of
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_options, partition
 from consilience.data.trees import form
@@ -48,7 +49,7 @@ class Loaded:
         return _method(self._component(self.config.algorithm.model_dump(), "algorithm"))
 
     def _component(self, table: Mapping[str, Any], where: str) -> Component:
-        component = chosen(table, ALGORITHMS, where, self.folder)
+        component = chosen(table, ALGORITHMS, where, self.folder, Algorithm | Switch)
         first = {"first": AlgorithmSection().name} if component.make is Switch else {}
         return Component(component.make, {**first, **component.table}, where, self.folder)
 
@@ -86,7 +87,7 @@ class LoadedConfig(Loaded):
         table = {"name": "Simulator", **self.config.engine}
         if table["name"] not in ENGINES:
             raise ConfigError(f"engine.name: unknown name {table['name']!r}; {nearest(str(table['name']), ENGINES)}")
-        engine: Simulator | Distributed = chosen(table, ENGINES, "engine", self.folder).build()
+        engine: Simulator | Distributed = chosen(table, ENGINES, "engine", self.folder, Simulator | Distributed).build()
         return engine
 
     def setting(self, seed: int | None = None) -> Setting:
@@ -127,14 +128,16 @@ class LoadedConfig(Loaded):
         return data.signed() if self.config.task.kind == Adversarial.kind else data
 
     def _read(self, name: str, arguments: dict[str, Any], where: str) -> Data:
-        make = resolve(name, DATASETS, where, self.folder)
+        make = resolve(name, DATASETS, where, self.folder, Data)
         if name in DATASETS:
-            allowed = ["root", *loader_options(name)]
+            options = loader_options(name)
+            hints = {"root": str, **{key: hints_of(make).get(key, Any) for key in options}}
             for key in arguments:
-                if key not in allowed:
-                    raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *allowed])}")
-            numbers = {"numbers": self.config.task.kind in NUMBERS} if "numbers" in allowed else {}
-            return load(name, **numbers | arguments)
+                if key not in hints:
+                    raise ConfigError(f"data.{key}: unknown key; {nearest(key, ['name', *hints])}")
+            numbers = {"numbers": self.config.task.kind in NUMBERS} if "numbers" in options else {}
+            given = {key: convert(f"data.{key}", value, hints[key]) for key, value in arguments.items()}
+            return load(name, **numbers | given)
         data = build(make, arguments, where.removesuffix(".name"), self.folder)
         if not isinstance(data, Data):
             raise ConfigError(f"{where}: {name} must return consilience.Data(train, test)")
@@ -142,7 +145,7 @@ class LoadedConfig(Loaded):
 
     def _federation(self, data: Dataset, seed: int) -> Federation:
         section = self.config.partition
-        make = resolve(section.name, PARTITIONS, "partition.name", self.folder)
+        make = resolve(section.name, PARTITIONS, "partition.name", self.folder, Federation)
         given = {"data": data, "seed": section.arguments.get("seed", seed)}
         federation = build(make, section.arguments, "partition", self.folder, **given)
         if not isinstance(federation, Federation):

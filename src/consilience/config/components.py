@@ -16,7 +16,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from inspect import Parameter
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any
 
 from consilience.config.imports import described, import_object
@@ -26,10 +26,10 @@ from consilience.core.errors import ConfigError, ConsilienceError, nearest
 SHORT = "train"  # the parts that short keys go to
 
 
-def resolve(name: str, choices: Mapping[str, Any], where: str, folder: Path) -> Any:
-    """A known name, or `file.py:Name` beside the config, or `package.module:Name`."""
+def resolve(name: str, choices: Mapping[str, Any], where: str, folder: Path, kind: type | UnionType) -> Any:
+    """A known name, or `file.py:Name` beside the config, or `package.module:Name`: what makes a `kind`."""
     if ":" in name:
-        return import_object(name, where, folder)
+        return import_object(name, where, folder, kind)
     if name not in choices:
         raise ConfigError(f"{where}: unknown name {name!r}; {nearest(name, choices)}; or file.py:Name for your own")
     return choices[name]
@@ -40,10 +40,10 @@ def build(make: Callable[..., Any], table: Mapping[str, Any], where: str, folder
     return Component(make, table, where, folder).build(**given)
 
 
-def chosen(value: Any, choices: Mapping[str, Any], where: str, folder: Path) -> Component:
-    """The component that a name or a table with a `name` chooses."""
+def chosen(value: Any, choices: Mapping[str, Any], where: str, folder: Path, kind: type | UnionType) -> Component:
+    """The component that a name or a table with a `name` chooses, to make a `kind`."""
     table = as_table(value, where)
-    make = resolve(str(table.pop("name", "")), choices, where, folder)
+    make = resolve(str(table.pop("name", "")), choices, where, folder, kind)
     return Component(make, table, where, folder)
 
 
@@ -174,7 +174,7 @@ class Component:
         where, kinds, default = f"{self.where}.{key}", kinds_of(hint), self._default(key)
         table = as_table(self.table.get(key, {}), where)
         if "name" in table:
-            return chosen(table, kinds, where, self.folder)
+            return chosen(table, kinds, where, self.folder, hint)
         if default is not None:
             return Component(type(default), table, where, self.folder, default if is_dataclass(default) else None)
         if len(kinds) == 1:

@@ -12,6 +12,7 @@ from consilience.core.errors import ConfigError, nearest
 from consilience.engines.simulator import PRECISIONS
 
 FLOWER_KEYS = ("rounds", "seed", "out")  # keys of a real federation that stand in Flower's run config
+DEPTH = 32  # of tables and lists in one another
 T = TypeVar("T", bound=Learning)
 
 
@@ -51,7 +52,16 @@ def read_deployment(path: Path) -> LoadedDeployment:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        level: list[Any] = [table]
+        for _ in range(DEPTH):
+            level = [part for node in level for part in (node.values() if isinstance(node, dict) else node)]
+            level = [part for part in level if isinstance(part, dict | list)]
+        if level:
+            raise RecursionError
+        return table
+    except RecursionError:
+        raise ConfigError(f"{path} has tables or lists in one another, more than {DEPTH} deep: remove some") from None
     except OSError as error:
         raise ConfigError(f"the config {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -71,7 +81,7 @@ def _override(table: dict[str, Any], text: str) -> None:
         raise ConfigError(f"--set {text}: write key=value, for example algorithm.lr=0.01")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         parsed = value  # a bare word is a string
     *path, last = key.strip().split(".")
     for part in path:

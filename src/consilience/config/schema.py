@@ -8,6 +8,8 @@ from consilience.core.checks import Count, Fraction, NonNegative, Positive, Seve
 from consilience.core.errors import nearest
 from consilience.core.files import CHECKPOINTS
 
+Players = Annotated[int, Field(ge=1, le=1000)]  # networks that are built one by one
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -60,8 +62,8 @@ class TaskSection(_Section):
     augment: list[dict[str, Any]] = []
     batch_norm: Literal["estimated", "averaged"] | None = None
     objective: Any = None
-    generators: Count | None = None
-    discriminators: Count | None = None
+    generators: Players | None = None
+    discriminators: Players | None = None
     pace: Positive | None = None
 
 

@@ -11,6 +11,7 @@ from consilience.config.components import Component, build, chosen, resolve
 from consilience.config.schema import Named, TaskSection
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import Compose, Crop, Flip
+from consilience.data.augment import Augmentation
 from consilience.models import MODELS, Pair
 from consilience.tasks import (
     CTC,
@@ -56,7 +57,7 @@ def build_task(
 ) -> Task:
     """The task: a model for examples of the shape `inputs`, with initial weights by a seed, and its likelihood."""
     _check_keys(section)
-    steps = [chosen(step, AUGMENTATIONS, "task.augment", folder).build() for step in section.augment]
+    steps = [_augmentation(step, folder) for step in section.augment]
     shape = list(inputs)
     for step in steps:
         if isinstance(step, Crop):
@@ -81,16 +82,26 @@ def build_task(
     return task
 
 
+def _augmentation(step: Any, folder: Path) -> Augmentation:
+    component = chosen(step, AUGMENTATIONS, "task.augment", folder, Augmentation)
+    made = component.build()
+    if not isinstance(made, Augmentation):
+        raise ConfigError(
+            f"task.augment: {component.make!r} does not make an Augmentation, with __call__ and evaluation"
+        )
+    return made
+
+
 def _own(section: TaskSection, model: torch.nn.Module, given: dict[str, Any], folder: Path) -> Task:
     """A task of the user's own: a class, or a function of the module, with the arguments of [task.arguments]."""
-    make = resolve(section.kind, {}, "task.kind", folder)
+    make = resolve(section.kind, {}, "task.kind", folder, Task)
     parameters = inspect.signature(make).parameters
     names, any_name = list(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     wrong = ConfigError(
         f"task.kind: {section.kind} must be a subclass of consilience.Task, or a function that takes the module and "
         "returns a task"
     )
-    if not names or (inspect.isclass(make) and not issubclass(make, Task)):
+    if not names:
         raise wrong
     for key in given:
         if not (key in names or any_name):
@@ -122,7 +133,7 @@ def _check_keys(section: TaskSection) -> None:
 def _model(section: Named, folder: Path, inputs: list[int], outputs: int, seed: int) -> Any:
     """The object that the model's function returns. A tuple of generator and discriminator becomes a `Pair`; its latent
     size is the function's argument `latent`."""
-    make = resolve(section.name, MODELS, "model.name", folder)
+    make = resolve(section.name, MODELS, "model.name", folder, torch.nn.Module | Pair | tuple)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build(make, section.arguments, "model", folder, inputs=inputs, outputs=outputs)
@@ -147,7 +158,7 @@ def _adversarial(section: TaskSection, model: Any, name: str, folder: Path) -> T
         )
     options = {key: value for key in PLAYERS if (value := getattr(section, key)) is not None}
     if section.objective is not None:
-        component = chosen(section.objective, OBJECTIVES, "task.objective", folder)
+        component = chosen(section.objective, OBJECTIVES, "task.objective", folder, Objective)
         options["objective"] = component.build()
         if not isinstance(options["objective"], Objective):
             raise ConfigError(f"{component.where}: {component.make!r} is not an Objective")

@@ -77,7 +77,7 @@ def hints_of(make: Callable[..., Any]) -> dict[str, Any]:
 def kinds_of(hint: Any) -> dict[str, type]:
     """The components that an annotation admits, by name: the class itself, if concrete, and its subclasses in the same
     package. Other subclasses have no short name, because two of them could share one."""
-    options = [option for option in _options(hint) if option is not NoneType]
+    options = [option for option in options_of(hint) if option is not NoneType]
     if len(options) != 1:
         parts = [kinds_of(option) for option in options]
         return {name: kind for part in parts for name, kind in part.items()} if all(parts) else {}
@@ -86,14 +86,15 @@ def kinds_of(hint: Any) -> dict[str, type]:
     return _below(kind, kind.__module__.rpartition(".")[0] or kind.__module__)
 
 
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of another annotation, itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
 @cache
 def _arguments(kind: Any) -> dict[str, Any]:
     hints, known = hints_of(kind), fields(kind) if is_dataclass(kind) else ()
     return {field.name: hints[field.name] for field in known if field.init and field.name in hints}
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _is_component(hint: Any) -> bool:
@@ -115,7 +116,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def _by_instance(hint: Any) -> Any:
     """The annotation with `isinstance` checks for components, which check their own fields."""
-    if len(options := _options(hint)) > 1:
+    if len(options := options_of(hint)) > 1:
         return reduce(or_, map(_by_instance, options))
     if get_origin(hint) is tuple:
         return GenericAlias(tuple, tuple(part if part is ... else _by_instance(part) for part in get_args(hint)))
@@ -131,7 +132,7 @@ def _expected(problems: Sequence[Any], hint: Any) -> str:
             return f"{_BOUNDS[problem['type']]} {next(iter(problem['ctx'].values())):g}"
         if problem["type"] == "finite_number":
             return "finite"
-    return " or ".join(_in_words(option) for option in _options(hint))
+    return " or ".join(_in_words(option) for option in options_of(hint))
 
 
 def _in_words(hint: Any) -> str:

@@ -3,7 +3,7 @@ rest of the cohort. Inputs are normalised, so padding by zero is padding by the 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from consilience.data.dataset import Dataset
 from consilience.data.trees import form
 
 
+@runtime_checkable
 class Augmentation(Protocol):
     """A random change in training and its fixed counterpart in evaluation."""
 

@@ -88,8 +88,9 @@ def _from_table(
         )
     inputs = [inputs] if isinstance(inputs, str) else inputs
     chosen = [name for name in names if name != target and name not in groups] if inputs is None else list(inputs)
+    known_names = set(names)
     for name in (target, *chosen, *groups):
-        if name not in names:
+        if name not in known_names:
             raise DataError(f"there is no column {name!r}; {nearest(str(name), map(str, names))}")
     if not chosen:
         raise DataError(f"there is no column of inputs beside {target!r}")

@@ -10,6 +10,7 @@ import pytest
 import consilience as cs
 from consilience.config import read_config
 from consilience.core.errors import ConfigError
+from support.mutants import DEPLOYMENT, good, mutants, problem
 
 REFUSED = {
     "runn.rounds=3": "runn: unknown key; did you mean 'run'? allowed: algorithm",
@@ -87,3 +88,26 @@ def test_the_example_config_is_valid() -> None:
     assert list(loaded.methods()) == ["FedAvg", "FedProx", "FedAdam", "LocalOnly", "Pooled"]
     assert loaded.algorithm() == cs.FedAvg(cs.SGD(lr=0.05, epochs=1, batch_size=20))
     assert tomllib.loads(path.read_text())["run"]["rounds"] == loaded.config.run.rounds
+
+
+def test_damaged_configs_are_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """benchmarks/attacks.py has the campaign of ten thousand."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.toml"
+    contents = [*(text.encode() for text in (*good(), DEPLOYMENT)), *mutants(25)]
+    for number, content in enumerate(contents):
+        path.write_bytes(content)
+        assert (number, problem(path)) == (number, None)
+
+
+@pytest.mark.parametrize("value", ["[" * 3000 + "]" * 3000, "[" * 20_000, "{a=" * 400 + "1" + "}" * 400])
+def test_a_config_that_is_nested_deeply_is_refused(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[engine]\ndeep = {value}\n")
+    with pytest.raises(ConfigError, match="tables or lists in one another, more than 32 deep"):
+        read_config(path)
+
+
+def test_the_folder_of_data_is_a_string(config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"data\.root must be a string, got list"):
+        config(data={"name": "csv-silos", "root": ["a"]}).setting()

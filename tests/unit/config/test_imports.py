@@ -85,3 +85,55 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
 def test_mistakes_in_the_users_own_files_are_named(refusal: Any, sections: Any, parts: list[str]) -> None:
     message = refusal(**sections)
     assert [part for part in parts if part not in message] == []
+
+
+UNFIT = {
+    "a function of the standard library": ("data", "os:system"),
+    "a class of the standard library": ("model", "subprocess:Popen"),
+    "a built-in function": ("partition", "builtins:eval"),
+    "a standard function that a file imports": ("model", "harmful.py:system"),
+    "a part of one": ("model", "harmful.py:shell"),
+    "a class of another kind": ("model", "own.py:Counting"),
+    "a function with another result": ("partition", "harmful.py:split"),
+    "a function without a result": ("data", "harmful.py:erase"),
+    "another package's function in C": ("model", "torch:zeros"),
+    "a class in place of a method": ("algorithm", "subprocess:Popen"),
+    "a function in place of a part": ("algorithm", {"name": "FedAvg", "train": {"name": "os:system"}}),
+    "a function in place of an objective": ("task", {"kind": "adversarial", "objective": "os:system"}),
+    "a function in place of an augmentation": ("task", {"augment": [{"name": "os:system"}]}),
+    "a function in place of a task": ("task", {"kind": "os:system"}),
+}
+HARMFUL = """
+import functools, pathlib
+from os import system
+shell = functools.partial(system, "touch harmed")
+def split(data) -> int: pathlib.Path("harmed").touch()
+def erase(root: str = "") -> None: pathlib.Path("harmed").touch()
+"""
+
+
+@pytest.mark.parametrize(("section", "named"), UNFIT.values(), ids=UNFIT)
+def test_what_cannot_make_the_part_is_refused_before_it_is_called(
+    refusal: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: str, named: Any
+) -> None:
+    (folder / "harmful.py").write_text(HARMFUL)
+    monkeypatch.chdir(tmp_path)
+    table = dict(named) if isinstance(named, dict) else {"name": named}
+    if named == "os:system":
+        table["command"] = "touch harmed"
+    own = {"data": {"name": "own.py:points"}, "partition": {"name": "own.py:halves"}}
+    message = refusal(**own | {section: table} | ({"model": {"name": "mlp_gan"}} if "objective" in table else {}))
+    assert "does not make a" in message
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_a_function_with_a_wider_or_no_annotation_is_called(config: Any, folder: Path) -> None:
+    (folder / "wide.py").write_text(
+        "import functools\nfrom typing import Any\nfrom torch import nn\n"
+        "def net(inputs, outputs) -> Any: return nn.Linear(2, 2)\n"
+        "def base(inputs, outputs) -> object: return nn.Linear(2, 2)\n"
+        "def union(inputs, outputs) -> 'nn.Module | None': return nn.Linear(2, 2)\n"
+        "part = functools.partial(net, outputs=2)\nlinear = functools.partial(nn.Linear, 2, 2)\n"
+    )
+    for name in ("wide.py:net", "wide.py:base", "wide.py:union", "wide.py:part", "wide.py:linear"):
+        config(data={"name": "own.py:points"}, partition={"name": "own.py:halves"}, model={"name": name}).setting()

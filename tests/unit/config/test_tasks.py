@@ -169,7 +169,7 @@ def test_a_task_may_be_the_users_own_class_or_function(config: Any) -> None:
 
 
 OWN_MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"kind": "own.py:Net"}, "task.kind: own.py:Net must be a subclass of consilience.Task, or a function that takes"),
+    ({"kind": "own.py:Net"}, "task.kind: 'own.py:Net' does not make a Task: name a class of this kind, or a function"),
     ({"kind": "own.py:identity"}, "task.kind: own.py:identity must be a subclass of consilience.Task, or a function"),
     ({"kind": "own.py:fixed"}, "task.kind: own.py:fixed must be a subclass of consilience.Task, or a function"),
     ({"kind": "own.py:nothing"}, "has no class or function 'nothing'"),

@@ -8,7 +8,7 @@ import torch
 import consilience as cs
 from consilience.config import read_config
 from consilience.core.errors import ConfigError, DataError
-from consilience.data.loaders import csv_silos
+from consilience.data.loaders import csv_silos, silos
 from consilience.data.loaders.silos import features_of
 
 NORTH = "age,dose,target\n40,1,0\n60,3,1\n50,2,1\n"
@@ -137,6 +137,13 @@ def test_a_silo_may_have_one_class_only(tmp_path: Path, a: str, b: str, c: str, 
         ("age,dose,target\n1,1\n", "line 2: 2 cells, but the first line names 3 columns"),
         ("age,dose,target\n", "has no rows"),
         ("", "is empty"),
+        (
+            'age,dose,target\n1,1,0\n1,1,"0\n1,1,1\n1,1,1\n',
+            "line 3: unexpected end of data; is a quote that opens here",
+        ),
+        ('age,dose,target\n1,1,"0\n1,1,1\n1,1,"\n1,1,1\n', "line 2: a quote that opens here is not closed in the same"),
+        ('age,dose,target\n1,1,"0"1\n', "line 2: ',' expected after '\"'"),
+        ('age,"dose\n(mg)",target\n1,1,0\n1,1\n', "line 4: 2 cells, but the first line names 3 columns"),
         ("age,dose,target\n1,1,\n", "the target is empty"),
         ("age,age,target\n1,1,0\n", "each with its own name"),
         ("age,dose,target\n1,1,0.5\n2,1,nan\n", "y holds values that are not finite"),
@@ -220,3 +227,21 @@ def test_whole_numbers_are_learned_by_regression_where_the_task_says_so(folder: 
     write(folder, south="dose,target,age\n10,much,70\n30,0,90\n")
     with pytest.raises(DataError, match=r"south\.csv: the target 'much' is not a number"):
         read_config(config, ["task.kind=regression"]).setting()
+
+
+def test_columns_are_put_in_order_in_linear_time() -> None:
+    class Counted(str):
+        """A name that counts comparisons."""
+
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return str.__eq__(self, other)
+
+    names = tuple(Counted(f"c{i}") for i in range(300))
+    table = silos.Table(Path("a.csv"), names, torch.arange(300.0).unsqueeze(0), ("0",))
+    found = silos.in_order(table, [Counted(name) for name in reversed(names)])
+    assert found.x.tolist() == [list(reversed(range(300)))]
+    assert Counted.compared < 20 * len(names)

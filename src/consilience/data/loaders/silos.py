@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,21 +91,18 @@ def _tables(folder: Path, target: str) -> dict[str, Table]:
 
 
 def read_table(path: Path, target: str) -> Table:
-    """A CSV file of numbers and a target, with column names in its first line."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            head, *rows = csv.reader(file)
-    except ValueError as error:  # no first line, or not UTF-8
-        raise DataError(f"{path} is empty or no text in UTF-8") from error
-    except (OSError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    head = [name.strip() for name in head]
+    """A CSV file of numbers and a target, with column names in its first line. A row is a line: a quote that is left
+    open would take the rows after it into its cell."""
+    lines = _lines(path)
+    head = [name.strip() for name in next(lines, (1, []))[1]]
+    if not head:
+        raise DataError(f"{path} is empty, or its first line is")
     if target not in head:
         raise DataError(f"{path} has no column {target!r}; {nearest(target, head)}")
     if len(set(head)) < len(head) or len(head) < 2:
         raise DataError(f"{path}: a target and at least one feature are needed, each with its own name, got {head}")
     values, targets = [], []
-    for number, row in enumerate(rows, start=2):
+    for number, row in lines:
         if not row:
             continue
         if len(row) != len(head):
@@ -119,6 +116,25 @@ def read_table(path: Path, target: str) -> Table:
         raise DataError(f"{path} has no rows")
     features = tuple(name for name in head if name != target)
     return Table(path, features, torch.tensor(values, dtype=torch.float64), tuple(targets))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The cells of the rows, each with the number of its line; only the first row may span lines."""
+    number = 1
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            for row in reader:
+                if reader.line_num > number > 1:
+                    raise DataError(f"{path}, line {number}: a quote that opens here is not closed in the same line")
+                yield number, row
+                number = reader.line_num + 1
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text in UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    except csv.Error as error:
+        raise DataError(f"{path}, line {number}: {error}; is a quote that opens here not closed?") from error
 
 
 def _number(path: Path, line: int, column: str, cell: str) -> float:
@@ -143,7 +159,8 @@ def in_order(table: Table, features: Sequence[str], others: str = "the first sil
     if set(table.features) != set(features):
         odd = sorted(set(features) ^ set(table.features))
         raise DataError(f"{table.path} has other columns than {others}; they differ in {', '.join(odd)}")
-    x = table.x[:, [table.features.index(name) for name in features]]
+    place = {name: column for column, name in enumerate(table.features)}
+    x = table.x[:, [place[name] for name in features]]
     return replace(table, features=tuple(features), x=x)
 
 
