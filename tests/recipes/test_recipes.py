@@ -42,7 +42,9 @@ SAME = {"fednp-cifar100-50", "fednp-cifar100-100", "fednp-fmnist-labels", "sa-ci
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE | SAME])
-def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, monkeypatch):
+def test_every_recipe_runs_gives_finite_numbers_and_has_no_client_rejected(
+    name, reproduce, tmp_path, monkeypatch, caplog
+):
     if name in WRITTEN:
         WRITTEN[name](tmp_path / "data")
         monkeypatch.setenv("CONSILIENCE_DATA", str(tmp_path / "data"))
@@ -53,6 +55,7 @@ def test_every_recipe_runs_and_gives_finite_numbers(name, reproduce, tmp_path, m
     assert code == 0, err
     quick.assert_finite(name, json.loads(out))
     assert (tmp_path / "out" / "report.html").exists()
+    assert "rejected" not in caplog.text
 
 
 NEEDS_NOTHING = {

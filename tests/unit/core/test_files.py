@@ -24,9 +24,9 @@ def valued(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere" / "valued"
 
 
-@pytest.mark.parametrize("name", ["report.html", f".report.html.{os.getpid()}.tmp"])
+@pytest.mark.parametrize("name", ["report.html", ".report.html.{}.tmp"])
 def test_a_write_replaces_a_link_and_not_its_target(tmp_path: Path, valued: Path, name: str) -> None:
-    (tmp_path / name).symlink_to(valued)
+    (tmp_path / name.format(os.getpid())).symlink_to(valued)
     write_atomically(tmp_path / "report.html", "new")
     assert valued.read_text() == "mine"
     assert (tmp_path / "report.html").read_text() == "new"
