@@ -19,6 +19,7 @@ from consilience.evaluation.samples import image_samples
 from consilience.figures.pictures import Pictures, Row, heat
 from consilience.report import write_report
 from support.pages import PAIRED, check_page, evaluation, make_comparison, make_run, rewrite
+from support.sealed import put
 
 PHONE = 360
 FLAGS = [
@@ -75,7 +76,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for index, client in enumerate(found["clients"]):
         client["metrics"] = {f"{metric} {long}": index / 7 for metric in ("accuracy", "nll", "ece", "brier", "mse")}
     found["samples"] = image_samples(torch.zeros(64, 1, 28, 28), torch.zeros(64, 1, 28, 28))
-    (run / "evaluation.json").write_text(json.dumps(found))
+    put(run / "evaluation.json", found)
     tuning = [{"method": "FedEP", "chosen": {long: 1}, "score": 0.5, "all": [{"settings": {long: 1}, "score": 0.5}]}]
     comparison = make_comparison(place / "comparison")
     rewrite(comparison, paired=PAIRED, tuning=tuning, command=f"consilience reproduce {long}", title=long)
@@ -144,7 +145,7 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[str, str], name: str) -> N
 
 def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
     run = make_run(tmp_path, classes=10)
-    (run / "evaluation.json").write_text(json.dumps(evaluation()))
+    put(run / "evaluation.json", evaluation())
     here = write_report(run).read_bytes()
     subprocess.run([sys.executable, "-m", "consilience", "report", str(run)], check=True, capture_output=True)
     assert (run / "report.html").read_bytes() == here

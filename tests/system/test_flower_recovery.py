@@ -397,7 +397,9 @@ def test_a_server_that_went_back_to_an_earlier_checkpoint_resumes_to_the_same_re
 def test_a_server_with_the_list_of_sites_of_another_run_is_refused(world):
     there = world(FEDEP)
     there.serve(2)
-    Registry.read(there.out).model_copy(update={"experiment": "0" * 16}).started(there.out)
+    other = Registry.read(there.out).model_copy(update={"experiment": "0" * 16})
+    (there.out / "sites.json").unlink()
+    other.started(there.out)
     with pytest.raises(CheckpointError, match="the list of sites is of another experiment than the checkpoint"):
         there.serve(3)
 
