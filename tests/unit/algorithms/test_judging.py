@@ -71,6 +71,18 @@ def test_one_precision_for_all_coordinates_gives_the_measures_of_a_diagonal_one(
         torch.testing.assert_close(a[name], b[name])
 
 
+def test_a_flat_cavity_of_full_precisions_has_one_number():
+    q, n = rows(gaussians(0), 0), torch.ones(P, 1).double()
+    full = cs.Gaussian(q.eta, torch.diag(q.lam))
+    delta = rows(gaussians(1), slice(0, P))
+    whole = cs.Gaussian(delta.eta, torch.diag_embed(delta.lam))
+    flat = cs.Gaussian.flat(delta.eta)
+    plain = measured(q, delta, 1.0, flat, n, round_size=1, surprise=True)
+    found = measured(full, whole, 1.0, flat, n, round_size=1, surprise=True)
+    for name in plain:
+        torch.testing.assert_close(found[name], plain[name])
+
+
 def measures_of(precision, move=(1.0,) * 4, n=(10.0,) * 4, least=(1.0,) * 4):
     given = {"least": least, "move": move, "precision": precision, "examples": n}
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in given.items()}

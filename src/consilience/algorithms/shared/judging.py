@@ -43,8 +43,11 @@ def measured(
     Axes are coordinates. For full precisions they are the axes of the site, of the cavity, and those of Δ where q has
     the precision 1; surprise leaves correlations out."""
     q = q.proper()
-    precision = torch.add(q.lam - cavity.lam, update.lam, alpha=1 / power)
-    found = {"examples": n.squeeze(-1), "precision": _largest(Gaussian(update.eta, precision))}
+    if q.full:
+        site = (q / cavity) * update ** (1 / power)
+    else:  # with fewer passes over memory
+        site = Gaussian(update.eta, torch.add(q.lam - cavity.lam, update.lam, alpha=1 / power))
+    found = {"examples": n.squeeze(-1), "precision": _largest(site)}
     if others is not None:
         found["known"] = _largest(cavity) / others.squeeze(-1).clamp_min(1)
     if surprise:
@@ -83,8 +86,7 @@ def _along(axes: Tensor, factor: Gaussian) -> Gaussian:
 
 
 def _surprise(site: Gaussian, cavity: Gaussian) -> Tensor:
-    if site.full:
-        site, cavity = (Gaussian(g.eta, g.lam.diagonal(dim1=-2, dim2=-1)) for g in (site, cavity))
+    site, cavity = (Gaussian(g.eta, g.lam.diagonal(dim1=-2, dim2=-1)) if g.full else g for g in (site, cavity))
     both = (site.lam > 0) & (cavity.lam > 0)
     of_site, of_cavity = (torch.where(both, factor.lam, 1) for factor in (site, cavity))
     off = site.eta / of_site - cavity.eta / of_cavity
