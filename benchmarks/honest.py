@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import consilience as cs
-from consilience.algorithms.shared import factors, judging
+from consilience.algorithms.shared import judging
 from consilience.algorithms.shared.factors import Factors
 from consilience.recipes import RECIPES
 
@@ -46,13 +46,7 @@ def watched(found: dict[str, list[dict[str, float]]]) -> Iterator[None]:
         found.setdefault(self.name, []).append(line | worst)
         return refused
 
-    def measured(*given: Any, **named: Any) -> dict[str, Tensor]:
-        return judging.measured(*given, **(named | {"surprise": True}))
-
-    with (
-        patch.object(Factors, "refusals", watching),
-        patch.object(factors, "measured", measured),
-    ):
+    with patch.object(Factors, "refusals", watching):
         yield
 
 

@@ -105,6 +105,7 @@ def methods(attack: Attack) -> dict[str, Any]:
         "FedEP(I)": fedep(identity),
         "FedEP(I), max_surprise=5": fedep(identity, max_surprise=5.0),
         "FedEP(L)": fedep(laplace),
+        "FedEP(L), max_surprise=5": fedep(laplace, max_surprise=5.0),
     }
 
 

@@ -33,10 +33,10 @@ class Factors(Algorithm):
     limits the length of Δ_k's natural parameters. `prior` is the precision of p₀ = N(0, 1/prior), a factor that the
     server holds: q = p₀ · Π sites.
 
-    The server refuses an update if its tilted distribution has no positive precision, if its site = tilted / cavity has
-    more than `max_precision` times the precision of a typical client, or if it moves q's mean by more than `max_move`
-    times a typical move, where a move below a standard deviation of q counts as one. `max_surprise` bounds the
-    disagreement of site and cavity relative to a typical client's. None means no bound. See `shared.judging`."""
+    The server refuses an update if its tilted distribution has no positive precision, or if its site = tilted / cavity
+    has more than `max_precision` times the precision of a typical client. `max_move` bounds the move of q's mean along
+    any axis relative to a typical one, where moves below a standard deviation of q count as one; `max_surprise` bounds
+    its root mean square over all axes. None means no bound. See `shared.judging`."""
 
     excludes: ClassVar[bool] = False
     """Whether a client's cavity has no trace of its own data."""
@@ -47,7 +47,7 @@ class Factors(Algorithm):
     prior: NonNegative = 0.0
     max_precision: Positive | None = 1000.0
     max_move: Positive | None = 100.0
-    max_surprise: Positive | None = None
+    max_surprise: Positive | None = 20.0
 
     @property
     def name(self) -> str:
@@ -90,7 +90,6 @@ class Factors(Algorithm):
             n,
             round_size=round_size,
             others=examples - n if self.excludes else None,
-            surprise=self.max_surprise is not None,
         )
 
     def refusals(self, server: Server, update: Gaussian, measures: dict[str, Tensor]) -> dict[int, str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from consilience.core import Gaussian
 
 NEGLIGIBLE = 1e-3
-"""The share of q's precision that counts as no precision: rounding may leave so much, or take it."""
+"""The share of q's precision, or of its standard deviation, that counts as nothing."""
 LEFT = 0.1
 """The smallest share of q's precision that the clients of a round may leave together, along any axis."""
 
@@ -25,7 +25,6 @@ def measured(
     *,
     round_size: int,
     others: Tensor | None = None,
-    surprise: bool = False,
 ) -> dict[str, Tensor]:
     """Measures [K] of the clients' tilted distributions, q · Δ, and of their sites, tilted / cavity, from their
     updates Δ^`power`:
@@ -37,11 +36,10 @@ def measured(
     - precision: the largest |λ_s| of the site along any axis;
     - examples: n;
     - known, if the cavity is the belief of the `others` examples alone: its largest precision an example;
-    - surprise, if asked for: the mean over axes of (μ_s − μ_c)² / (1/λ_s + 1/λ_c), from the cavity's mean to the
-      site's. It is 1 on average if both are beliefs about the same weights.
+    - surprise: the root mean square of (μ_t − μ) √λ over all axes, the distance to the tilted mean under q.
 
     Axes are coordinates. For full precisions they are the axes of the site, of the cavity, and those of Δ where q has
-    the precision 1; surprise leaves correlations out."""
+    the precision 1."""
     q = q.proper()
     if q.full:
         site = (q / cavity) * update ** (1 / power)
@@ -50,8 +48,6 @@ def measured(
     found = {"examples": n.squeeze(-1), "precision": _largest(site)}
     if others is not None:
         found["known"] = _largest(cavity) / others.squeeze(-1).clamp_min(1)
-    if surprise:
-        found["surprise"] = _surprise((q * update ** (1 / power)) / cavity, cavity)
     if q.full:
         axes = _axes(q, update)
         q, update = _along(axes, q), _along(axes, update)
@@ -59,6 +55,7 @@ def measured(
     found["least"] = relative.amin(-1)
     force = torch.addcmul(update.eta, update.lam, q.mean, value=-1)  # power · λ_t (μ_t − μ)
     force /= relative.clamp_min_(NEGLIGIBLE).mul_(power * q.lam.sqrt())
+    found["surprise"] = force.norm(dim=-1) / force.shape[-1] ** 0.5
     found["move"] = force.abs_().amax(-1)
     if power * round_size > 1 + NEGLIGIBLE:
         found["fall"] = power * (1 - found["least"]).clamp_min(0)
@@ -85,14 +82,6 @@ def _along(axes: Tensor, factor: Gaussian) -> Gaussian:
     return Gaussian(eta, (axes * (factor.lam @ axes)).sum(-2))
 
 
-def _surprise(site: Gaussian, cavity: Gaussian) -> Tensor:
-    site, cavity = (Gaussian(g.eta, g.lam.diagonal(dim1=-2, dim2=-1)) if g.full else g for g in (site, cavity))
-    both = (site.lam > 0) & (cavity.lam > 0)
-    of_site, of_cavity = (torch.where(both, factor.lam, 1) for factor in (site, cavity))
-    off = site.eta / of_site - cavity.eta / of_cavity
-    return torch.where(both, off.square() / (1 / of_site + 1 / of_cavity), 0).mean(-1)
-
-
 def ratios(measures: dict[str, Tensor]) -> dict[str, Tensor]:
     """Measures [K] of a round relative to typical ones, which are weighted medians:
 
@@ -100,15 +89,14 @@ def ratios(measures: dict[str, Tensor]) -> dict[str, Tensor]:
       examples may have as much precision as a typical one: the precision of single examples varies. It also varies in
       time: a classifier's falls while it learns, and the others' factors remember it.
     - move: relative to max(1, the typical one);
-    - surprise: relative to the typical one."""
+    - surprise: relative to max(`NEGLIGIBLE`, the typical one), as a belief that has converged moves by rounding."""
     n, precision = measures["examples"].double(), measures["precision"].double()
     an_example = torch.full_like(n, _typical(precision / n, n))
     if "known" in measures:
         an_example = an_example.maximum(measures["known"].double())
     found = {"precision": precision / (n.clamp_min(_typical(n, n)) * an_example)}
     found["move"] = measures["move"] / max(1.0, _typical(measures["move"], n))
-    if "surprise" in measures:
-        found["surprise"] = measures["surprise"] / _typical(measures["surprise"], n)
+    found["surprise"] = measures["surprise"] / max(NEGLIGIBLE, _typical(measures["surprise"], n))
     return found
 
 
@@ -154,5 +142,5 @@ def _exhausted(q: Gaussian, after: Gaussian) -> bool:
 WORDS = {
     "precision": "the precision of its factor",
     "move": "its move of the posterior's mean",
-    "surprise": "the surprise of its factor under the cavity",
+    "surprise": "the distance of its tilted mean under the posterior",
 }
