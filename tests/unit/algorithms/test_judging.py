@@ -94,13 +94,13 @@ def test_one_client_of_four_cannot_choose_what_is_typical(value):
     assert bool((found["precision"][:3] <= 3).all())
     assert bool((found["precision"][:3] >= 1 / 3).all())
     refused = judged(
-        measures_of(precision=(*honest, value), move=(*honest, value)), precision=30.0, move=100.0, surprise=20.0
+        measures_of(precision=(*honest, value), move=(*honest, value)), precision=30.0, move=100.0, surprise=30.0
     )
     assert set(refused) == (set() if value < 1 else {3})
 
 
 def test_without_any_precision_nobody_is_refused():
-    assert not judged(measures_of(precision=(0.0,) * 4), precision=30.0, move=100.0, surprise=20.0)
+    assert not judged(measures_of(precision=(0.0,) * 4), precision=30.0, move=100.0, surprise=30.0)
 
 
 def test_a_reason_says_by_how_much_a_bound_is_exceeded():

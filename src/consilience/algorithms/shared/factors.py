@@ -47,7 +47,7 @@ class Factors(Algorithm):
     prior: NonNegative = 0.0
     max_precision: Positive | None = 1000.0
     max_move: Positive | None = 100.0
-    max_surprise: Positive | None = 20.0
+    max_surprise: Positive | None = 30.0
 
     @property
     def name(self) -> str:
