@@ -35,8 +35,9 @@ class Factors(Algorithm):
 
     The server refuses an update if its tilted distribution has no positive precision, or if its site = tilted / cavity
     has more than `max_precision` times the precision of a typical client. `max_move` bounds the move of q's mean along
-    any axis relative to a typical one, where moves below a standard deviation of q count as one; `max_surprise` bounds
-    its root mean square over all axes. None means no bound. See `shared.judging`."""
+    any axis relative to a typical one, where moves below a standard deviation of q count as one. `max_surprise` bounds
+    its root mean square over all axes, and also refuses clients that come late to a belief that has converged. None
+    means no bound. See `shared.judging`."""
 
     excludes: ClassVar[bool] = False
     """Whether a client's cavity has no trace of its own data."""
@@ -47,7 +48,7 @@ class Factors(Algorithm):
     prior: NonNegative = 0.0
     max_precision: Positive | None = 1000.0
     max_move: Positive | None = 100.0
-    max_surprise: Positive | None = 30.0
+    max_surprise: Positive | None = None
 
     @property
     def name(self) -> str:

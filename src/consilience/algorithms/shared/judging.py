@@ -122,7 +122,7 @@ def judged(measures: dict[str, Tensor], **bounds: float | None) -> dict[int, str
         bound = bounds[name]
         for row, ratio in enumerate(values.tolist()):
             if bound is not None and not ratio <= bound and row not in found:
-                found[row] = f"{WORDS[name]} is {ratio:.3g} times that of a typical client, more than {bound:g}"
+                found[row] = f"{WORDS[name]} is {ratio:.3g} times a typical client's, more than max_{name} = {bound:g}"
     return found
 
 
