@@ -28,6 +28,15 @@ def _plain_kernels():
 
 
 @pytest.fixture
+def _unhurried():
+    """Federations in memory skip reports and fsync."""
+    from support.flower_grid import unhurried
+
+    with unhurried():
+        yield
+
+
+@pytest.fixture
 def sketched(monkeypatch):
     """Figures are painted but not laid out, which takes longer than a small run: tests/report looks at them."""
     nothing = b'<svg width="1pt" height="1pt"></svg>'

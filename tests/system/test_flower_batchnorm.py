@@ -12,16 +12,13 @@ import consilience as cs
 from consilience.core.errors import ConfigError, TaskError
 from consilience.core.records import pack, tree_map, unpack
 from consilience.flower.messages import STATISTICS, StatisticsReply, decode, encode
-from support.flower_grid import BAD, FEDAVG, FEDEP, LAPLACE, TRAIN, World, assert_same, score, unhurried
+from support.flower_grid import BAD, FEDAVG, FEDEP, LAPLACE, TRAIN, World, assert_same, score
 
 FEDBN = cs.algorithms.FedBN(TRAIN)
 QUERY = f"query.{STATISTICS}"
 
 
-@pytest.fixture(autouse=True)
-def _unhurried():
-    with unhurried():
-        yield
+pytestmark = pytest.mark.usefixtures("_unhurried")
 
 
 @pytest.fixture

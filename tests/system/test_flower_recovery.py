@@ -40,7 +40,6 @@ from support.flower_grid import (
     every_method,
     rejected,
     requested,
-    unhurried,
     with_states,
 )
 from support.scenarios import NAMES, likelihood
@@ -49,10 +48,7 @@ MOON = cs.algorithms.MOON(TRAIN)  # whose states only the clients know
 EXACT = cs.FedEP(cs.inference.Newton(), damping=1.0, prior=PRIOR)  # finds the exact posterior in one round of all
 
 
-@pytest.fixture(autouse=True)
-def _unhurried():
-    with unhurried():
-        yield
+pytestmark = pytest.mark.usefixtures("_unhurried")
 
 
 @pytest.fixture

@@ -7,15 +7,12 @@ import torch
 
 import consilience as cs
 from consilience.flower.messages import TrainReply, encode
-from support.flower_grid import BAD, PRIOR, World, assert_consistent, rejected, requested, unhurried
+from support.flower_grid import BAD, PRIOR, World, assert_consistent, rejected, requested
 
 NEWTON = cs.FedEP(cs.inference.Newton(diagonal=True), prior=PRIOR)
 
 
-@pytest.fixture(autouse=True)
-def _unhurried():
-    with unhurried():
-        yield
+pytestmark = pytest.mark.usefixtures("_unhurried")
 
 
 @pytest.fixture

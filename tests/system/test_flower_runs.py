@@ -33,17 +33,12 @@ from support.flower_grid import (
     rejected,
     requested,
     score,
-    unhurried,
     with_states,
 )
 from support.fuzzing import nested
 from support.scenarios import NAMES
 
-
-@pytest.fixture(autouse=True)
-def _unhurried():
-    with unhurried():
-        yield
+pytestmark = pytest.mark.usefixtures("_unhurried")
 
 
 @pytest.fixture

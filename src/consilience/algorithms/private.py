@@ -123,7 +123,8 @@ class Private(Wrapping):
 
     def refusals(self, server: Server, update: Update, measures: dict[str, Tensor]) -> dict[int, str]:
         found: dict[int, str] = {}
-        for row, (length, planned) in enumerate(zip(*(values.tolist() for values in measures.values()), strict=True)):
+        lengths, plans = measures["length"].tolist(), measures["planned"].tolist()
+        for row, (length, planned) in enumerate(zip(lengths, plans, strict=True)):
             if not length <= self.clip * (1 + 1e-4):
                 found[row] = f"its update has the length {length:.3g}, more than clip = {self.clip:g}"
             elif not abs(planned - 1) < 1e-6:

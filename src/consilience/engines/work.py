@@ -94,7 +94,7 @@ def compute(
     check_rows(update, len(cohort), "local", "update's ")
     check_rows(new_states, len(cohort), "local", "new state's ")
     up, accepted, n = nbytes(update), cohort.ids.tolist(), cohort.n
-    notes = _on_host(cohort.notes)
+    notes = _on_host(cohort.notes, len(cohort))
     total = tree_map(lambda leaf: leaf.sum(0), update)
     rejected: dict[int, str] = {}
     if not _finite((total, tree_map(lambda leaf: leaf.sum(0), new_states))):
@@ -108,12 +108,12 @@ def compute(
     measures = algorithm.measures(message, states, update, n=n, round_size=cohort.round_size, examples=cohort.examples)
     acted = {key: int(value) for key, value in counts.items() if int(value)}
     fused = total if algorithm.additive else update
-    return Share(fused, to(new_states, keep), accepted, rejected, notes, _on_host(measures), acted, up)
+    return Share(fused, to(new_states, keep), accepted, rejected, notes, _on_host(measures, len(accepted)), acted, up)
 
 
-def _on_host(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A number for each client, [K]."""
-    return {name: values.detach().flatten().cpu() for name, values in numbers.items()}
+def _on_host(numbers: dict[str, Tensor], clients: int) -> dict[str, Tensor]:
+    """One number for each of the clients, [K]."""
+    return {name: values.detach().reshape(clients).cpu() for name, values in numbers.items()}
 
 
 def refused_clients(algorithm: Algorithm, server: Tree, share: Share) -> dict[int, str]:
