@@ -26,6 +26,7 @@ from consilience.algorithms.gan.fedgan import FedGAN
 from consilience.algorithms.gan.probgan import ProbGAN
 from consilience.algorithms.gan.sampled_epgan import SampledEPGAN
 from consilience.algorithms.moon import MOON
+from consilience.algorithms.partial_pooling import PartialPooling
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.private import Private
 from consilience.algorithms.references import LocalOnly, Pooled
@@ -41,6 +42,6 @@ __all__ = [
     "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Downpour",
     "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN",
     "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median",
-    "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change",
+    "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change",
     "epsilon",
 ]  # fmt: skip

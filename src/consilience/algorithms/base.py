@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from torch import Tensor
 
-from consilience.core import Belief, Tree, check_types
+from consilience.core import Belief, ConsilienceError, Tree, check_types
 from consilience.data import Cohort, Federation, Info
 from consilience.tasks.task import Task
 
@@ -138,3 +138,21 @@ class Algorithm(ABC):
     def personal(self, server: Any, state: Any) -> Belief:
         """One client's belief about the weights (state without client axis): the global one unless overridden."""
         return self.posterior(server)
+
+    def newcomer(self, server: Any) -> Belief:
+        """The belief about the weights of a client that never took part: the global one unless overridden."""
+        return self.posterior(server)
+
+    def admit(self, server: Any, state: Any) -> Tree:
+        """The server's state after a client with this fresh state (without client axis) has joined."""
+        raise ConsilienceError(
+            f"a client cannot join a run of {self.name}, whose server has no separate part for each client: fit all "
+            "clients anew, or use FedEP or PartialPooling"
+        )
+
+    def forget(self, server: Any, state: Any) -> Tree:
+        """The server's state without the part that one client's state (without client axis) has in it."""
+        raise ConsilienceError(
+            f"{self.name} cannot forget a client, because its server has no separate part for each client: fit the "
+            "other clients anew, or use FedEP or PartialPooling"
+        )

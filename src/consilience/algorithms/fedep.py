@@ -54,6 +54,14 @@ class FedEP(Factors):
     def swap(self, server: Server, old: Client, new: Client) -> Server:
         return Server(server.q * (new.factor / old.factor), server.memory)
 
+    def admit(self, server: Server, state: Client) -> Server:
+        return Server(server.q * state.factor, server.memory)
+
+    def forget(self, server: Server, state: Client) -> Server:
+        """q / q_k. The optimiser's memory, which has traces of all clients, starts anew."""
+        q = server.q / state.factor
+        return Server(q, self.server.start(q))
+
     def audit(self, server: Server, states: Iterable[Client]) -> dict[str, float]:
         plain = isinstance(self.server, Momentum) and not self.server.momentum and self._on_sites == self.server
         sites = (group.factor for group in states)

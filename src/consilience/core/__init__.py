@@ -2,7 +2,7 @@
 
 from consilience.core import keys
 from consilience.core.beliefs import Belief, Mixture
-from consilience.core.checks import Count, Fraction, NonNegative, Positive, Several, Share, Size, check_types
+from consilience.core.checks import Count, Fraction, NonNegative, Positive, Several, Share, Size, Width, check_types
 from consilience.core.errors import ClientError, ConfigError, ConsilienceError, DataError, RecordError, TaskError
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Choice, Range, Ranges
@@ -11,6 +11,6 @@ from consilience.core.records import Addressed, Point, Tree, Weighted, leaves, p
 __all__ = [
     "Addressed", "Belief", "Choice", "ClientError", "ConfigError", "ConsilienceError", "Count", "DataError", "Fraction",
     "Gaussian", "Mixture", "NonNegative", "Point", "Positive", "Range", "Ranges", "RecordError", "Several", "Share",
-    "Size", "TaskError", "Tree", "Weighted", "check_types", "keys", "leaves", "pack", "record", "rows", "to",
+    "Size", "TaskError", "Tree", "Weighted", "Width", "check_types", "keys", "leaves", "pack", "record", "rows", "to",
     "tree_map", "unpack",
 ]  # fmt: skip

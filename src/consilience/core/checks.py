@@ -26,6 +26,8 @@ Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
 """At least two."""
 Size = Annotated[int, Field(ge=0)]
+Width = Annotated[float, Field(ge=0)]
+"""0 ≤ x ≤ ∞, such as the spread of clients."""
 
 _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", NoneType: "None"}
 _BOUNDS = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below"}

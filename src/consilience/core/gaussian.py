@@ -132,6 +132,32 @@ class Gaussian:
         eta = (held @ (held.mT @ self.eta.unsqueeze(-1))).squeeze(-1)
         return Gaussian(eta, (held * values.unsqueeze(-2)) @ held.mT)
 
+    def widened(self, variance: Tensor) -> Gaussian:
+        """∫ factor(θ) N(θ; μ, T) dθ as a factor of μ, with T = diag(`variance`) [1] or [P]: ((1 + ΛT)⁻¹η, (1 + ΛT)⁻¹Λ).
+
+        N(m, V) becomes N(m, V + T). A flat factor stays flat, T = 0 changes no bit, and T → ∞ gives a flat factor. The
+        integral needs 1 + ΛT > 0: negative precisions below −½/T are raised to it and counted."""
+        if not self.full:
+            low = -0.5 / variance
+            guards.count("precision too negative to widen", self.lam < low)
+            lam = self.lam.maximum(low)
+            kept = 1 / (1 + lam * variance)
+            return Gaussian(self.eta * kept, lam * kept)
+        lam = self._above(float(-0.5 / variance.max()))
+        unit = torch.eye(lam.shape[-1], dtype=lam.dtype, device=lam.device)
+        both = torch.cat([self.eta.unsqueeze(-1), lam], -1)
+        solved = torch.linalg.solve_ex(unit + lam * variance, both).result
+        eta, lam = solved[..., 0], solved[..., 1:]
+        return Gaussian(eta, (lam + lam.mT) / 2)
+
+    def _above(self, low: float) -> Tensor:
+        """A full Λ whose eigenvalues below `low` are raised to it and counted."""
+        values, vectors, _ = self.spectrum()
+        guards.count("precision too negative to widen", values < low)
+        if not bool((values < low).any()):
+            return self.lam
+        return (vectors * values.clamp_min(low).unsqueeze(-2)) @ vectors.mT
+
     def spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
         """Eigenvalues and eigenvectors of a full Λ, and the rounding error of an eigenvalue, [..., 1]."""
         # eigh raises on NaN, which would end the round of all clients: the client gets NaN, and its update is rejected.

@@ -36,6 +36,8 @@ class Info:
     examples: Tensor
     before: Tree = None
     """The server's state at the end of the previous phase, if there was one."""
+    sizes: Tensor | None = None
+    """The examples of each client [clients]; None stands for equal ones."""
 
 
 class Cohort:

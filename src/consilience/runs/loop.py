@@ -89,7 +89,7 @@ class Loop:
         """The run at the start of a stage, and what a checkpoint must hold of that start: None for the first stage."""
         task, federation, settings = session.task, session.federation, self.settings
         numbers = (torch.tensor(value) for value in (settings.seed, len(federation), federation.examples))
-        info, kept = Info(task.initial(), *numbers), None
+        info, kept = Info(task.initial(), *numbers, sizes=federation.sizes), None
         if before is not None:
             info = replace(info, initial=_continued(before, algorithm, info.initial), before=before.server)
             kept = replace(info, before=None)

@@ -94,8 +94,12 @@ class Factors(Algorithm):
         )
 
     def refusals(self, server: Server, update: Gaussian, measures: dict[str, Tensor]) -> dict[int, str]:
-        bounds = {"precision": self.max_precision, "move": self.max_move, "surprise": self.max_surprise}
-        return judged(measures, **bounds) or exhausting(server.q, update, measures)
+        return judged(measures, **self.bounds) or exhausting(server.q, update, measures)
+
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        """The bounds of the measures' ratios, by name."""
+        return {"precision": self.max_precision, "move": self.max_move, "surprise": self.max_surprise}
 
     def fuse(self, server: Server, update: Gaussian) -> Server:
         q, memory = self.server.step(server.q, update, server.memory)

@@ -89,7 +89,8 @@ def ratios(measures: dict[str, Tensor]) -> dict[str, Tensor]:
       examples may have as much precision as a typical one: the precision of single examples varies. It also varies in
       time: a classifier's falls while it learns, and the others' factors remember it.
     - move: relative to max(1, the typical one);
-    - surprise: relative to max(`NEGLIGIBLE`, the typical one), as a belief that has converged moves by rounding."""
+    - surprise: relative to max(`NEGLIGIBLE`, the typical one), as a belief that has converged moves by rounding;
+    - spread, if it was measured: relative to max(1, the typical one)."""
     n, precision = measures["examples"].double(), measures["precision"].double()
     an_example = torch.full_like(n, _typical(precision / n, n))
     if "known" in measures:
@@ -97,6 +98,8 @@ def ratios(measures: dict[str, Tensor]) -> dict[str, Tensor]:
     found = {"precision": precision / (n.clamp_min(_typical(n, n)) * an_example)}
     found["move"] = measures["move"] / max(1.0, _typical(measures["move"], n))
     found["surprise"] = measures["surprise"] / max(NEGLIGIBLE, _typical(measures["surprise"], n))
+    if "spread" in measures:
+        found["spread"] = measures["spread"] / max(1.0, _typical(measures["spread"], n))
     return found
 
 
@@ -143,4 +146,5 @@ WORDS = {
     "precision": "the precision of its factor",
     "move": "its move of the posterior's mean",
     "surprise": "the distance of its tilted mean under the posterior",
+    "spread": "its statistic of the clients' spread",
 }

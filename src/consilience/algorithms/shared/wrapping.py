@@ -78,3 +78,6 @@ class Wrapping(Algorithm):
 
     def personal(self, server: Any, state: Any) -> Belief:
         return self.method.personal(self.inner(server), state)
+
+    def newcomer(self, server: Any) -> Belief:
+        return self.method.newcomer(self.inner(server))
