@@ -170,7 +170,9 @@ def test_states_follow_from_updates(method):
     if followed is None:
         assert not overrides(method, "swap")
         return
-    for (name, told), (_, new) in zip(leaves(followed), leaves(after), strict=True):
+    for (name, told), (_, new), (_, old) in zip(leaves(followed), leaves(after), leaves(states), strict=True):
+        if method.private_state and told is old:
+            continue
         torch.testing.assert_close(told, new, rtol=1e-12, atol=0, msg=lambda m, name=name: f"{name}: {m}")
 
 

@@ -41,7 +41,7 @@ from consilience.algorithms.switch import Switch
 __all__ = [
     "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Downpour",
     "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN",
-    "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median",
-    "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change",
-    "epsilon",
+    "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly",
+    "Median", "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch",
+    "TrimmedMean", "algorithm", "change", "epsilon",
 ]  # fmt: skip

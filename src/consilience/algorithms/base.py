@@ -48,6 +48,8 @@ class Algorithm(ABC):
     """Whether the method is only right for entries of θ that gradients have moved. Running averages are not."""
     alone: ClassVar[bool] = False
     """Whether clients share nothing. Then their own models are tested, not the server's."""
+    private_state: ClassVar[bool] = False
+    """Whether clients' states have parts that `follow` cannot tell."""
 
     @property
     def name(self) -> str:
@@ -58,6 +60,11 @@ class Algorithm(ABC):
     def personalises(self) -> bool:
         """Whether clients predict with beliefs of their own, by `personal`."""
         return type(self).personal is not Algorithm.personal
+
+    @property
+    def pools_partially(self) -> bool:
+        """Whether the belief about a new client, by `newcomer`, is not the `posterior`."""
+        return type(self).newcomer is not Algorithm.newcomer
 
     def adapt(self, task: Task, seed: int) -> Task:
         """The task that this method trains. Append networks here with `task.extend`; draw their weights inside

@@ -71,10 +71,11 @@ class PartialPooling(Factors):
     `tau` is τ at the start. `parts` are the groups of weights with a width of their own: "all", "kinds" (weights and
     biases), "layers", or names of modules or parameters; weights without such a name are shared, with τ = 0. With
     `learn`, widths follow the evidence after `settle` rounds, except 0 and ∞: τ² ← τ² √(Σ g² / Σ G). `strength` is the
-    weight, in values, of a prior of τ² around `tau`², which a few clients need: without it τ can run to 0. `max_spread` bounds a client's say in τ relative
-    to a typical client's."""
+    weight, in values, of a prior of τ² around `tau`²: with few clients and no prior, τ can run to 0. `max_spread`
+    bounds a client's say in τ relative to a typical client's."""
 
     excludes: ClassVar[bool] = True
+    private_state: ClassVar[bool] = True
     tau: Width = 0.3
     parts: Literal["all", "kinds", "layers"] | tuple[str, ...] = "kinds"
     learn: bool = True
@@ -96,7 +97,7 @@ class PartialPooling(Factors):
         tau2, clients = self._widths(names, info.initial), info.clients.to(info.initial).view(1)
         sizes = (info.examples / info.clients).expand(int(info.clients)) if info.sizes is None else info.sizes
         q = self.before(info.initial)
-        for n in sizes.to(info.initial).unsqueeze(1).split(AT_ONCE):
+        for n in torch.split(sizes.to(info.initial).unsqueeze(1), AT_ONCE):
             q = q * self.infer.site(info.initial, n).widened(tau2[at]).product()
         return Server(q, self.server.start(q), tau2, at, clients, torch.zeros_like(clients), names)
 
@@ -150,8 +151,8 @@ class PartialPooling(Factors):
     def measures(
         self, message: Message, state: Client, update: Update, *, n: Tensor, round_size: int, examples: int
     ) -> dict[str, Tensor]:
-        """Those of the damped update, because s_k is not linear in t_k; and `spread`, the client's largest Σ g² / Σ G of
-        a group, ∞ for statistics that no data give: negative ones, or G above 1/τ² in all coordinates."""
+        """Those of the damped update, because s_k is not linear in t_k; and `spread`, the client's largest Σ g² / Σ G
+        of a group, ∞ for statistics that no data give: negative ones, or G above 1/τ² in all coordinates."""
         q, tau2 = message.q, message.tau2
         found = measured(q, update.site, 1.0, self.cavity(q, state), n, round_size=round_size, others=examples - n)
         squares, precisions = update.squares, update.precisions
@@ -161,7 +162,7 @@ class PartialPooling(Factors):
         return found
 
     def refusals(self, server: Server, update: Update, measures: dict[str, Tensor]) -> dict[int, str]:
-        return super().refusals(server, update.site, measures)  # type: ignore[arg-type]
+        return super().refusals(server, update.site, measures)
 
     @property
     def bounds(self) -> dict[str, float | None]:

@@ -4,12 +4,12 @@ from consilience.engines.distributed import Distributed
 from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Alone, Ranks
 from consilience.engines.session import Engine, Opener, RoundResult, Session
-from consilience.engines.simulator import PRECISIONS, Simulator
-from consilience.engines.states import States, place_states
+from consilience.engines.simulator import PRECISIONS, Precision, Simulator
+from consilience.engines.states import InMemory, States, fresh_states, place_states
 from consilience.engines.work import Share, chunks, part_of, refused_clients
 
 __all__ = [
-    "ALONE", "PRECISIONS", "Alone", "Distributed", "Engine", "Opener", "Plan", "Ranks", "RoundResult", "Session",
-    "Share", "Simulator", "States", "chunks", "part_of", "place_states",
+    "ALONE", "PRECISIONS", "Alone", "Distributed", "Engine", "InMemory", "Opener", "Plan", "Precision", "Ranks",
+    "RoundResult", "Session", "Share", "Simulator", "States", "chunks", "fresh_states", "part_of", "place_states",
     "refused_clients",
 ]  # fmt: skip

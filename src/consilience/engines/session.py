@@ -80,7 +80,7 @@ class Session(ABC):
         self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
     ) -> Evaluation | None:
         """The scores on data that clients hold out: of the server's belief, with these statistics of BatchNorm layers,
-        or of the clients' own beliefs where they learn `alone`."""
+        or of the clients' own beliefs where they have some."""
         return None
 
 

@@ -12,16 +12,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from consilience.algorithms.base import Algorithm
 from consilience.core.errors import CheckpointError, ConfigError, RecordError
 from consilience.core.files import CHECKPOINTS, private_folder, read_file, write_atomically
 from consilience.core.records import Tree, check, nbytes, rows, stack, to, tree_map
 from consilience.core.seals import seal, unseal
+from consilience.data import Federation, Info
 from consilience.engines.ranks import Ranks
 from consilience.engines.work import check_rows
+from consilience.tasks.task import Task
 
 Fresh = Callable[[Tensor], Tree]
 DEVICE_SHARE = 0.4  # of a GPU's free memory that client states may take
 WRITERS = 4  # threads that write files of states
+
+
+def fresh_states(
+    algorithm: Algorithm, task: Task, federation: Federation, server: Tree, ids: Tensor, seed: int
+) -> Tree:
+    """The states of clients that begin now, around the server's present mean."""
+    mean, initial = algorithm.posterior(server).mean, task.initial()
+    numbers = (torch.tensor(value) for value in (seed, len(federation), federation.examples))
+    info = Info(mean if mean.shape == initial.shape else initial, *numbers)
+    return algorithm.client(task, info, federation.sizes[ids].to(initial).unsqueeze(1))
 
 
 class States(ABC):

@@ -175,7 +175,7 @@ class FlowerClient:
         )
 
     def _belief(self, algorithm: Algorithm, request: EvaluateRequest, records: dict[str, bytes]) -> Belief:
-        """The server's belief or, where clients learn alone, that of this site's state."""
+        """The server's belief or, where clients have beliefs of their own, that of this site's state."""
         if "belief" in records:
             found: Belief = to(unpack(records["belief"]), self.device)
             return found

@@ -18,8 +18,8 @@ from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
 from consilience.core import ConfigError, ConsilienceError, Tree, keys, pack, rows, to
 from consilience.core.files import CHECKPOINTS
-from consilience.data import Federation, Info
-from consilience.engines import ALONE, PRECISIONS, Alone, Plan, Ranks, RoundResult, Session, States
+from consilience.data import Federation
+from consilience.engines import ALONE, PRECISIONS, Alone, Plan, Ranks, RoundResult, Session, States, fresh_states
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange, Template
@@ -99,8 +99,8 @@ class _Alone(Alone):
 
 
 def follows(algorithm: Algorithm) -> bool:
-    """Whether clients' states follow from their updates, so that the server knows them."""
-    return type(algorithm).follow is not Algorithm.follow
+    """Whether clients' whole states follow from their updates, so that the server knows them."""
+    return type(algorithm).follow is not Algorithm.follow and not algorithm.private_state
 
 
 class FlowerSession(Session):
@@ -173,11 +173,9 @@ class FlowerSession(Session):
         next request to such a client brings the fresh state."""
         for client in sorted(self._lost):
             one = torch.tensor([client])
-            numbers = (torch.tensor(value) for value in (self._seed, len(self.federation), self.federation.examples))
-            mean, initial = self._algorithm.posterior(server).mean, self.task.initial()
-            info = Info(mean if mean.shape == initial.shape else initial, *numbers)
-            n = self.federation.sizes[one].to(initial).unsqueeze(1)
-            fresh = to(self._algorithm.client(self.task, info, n), states.device)
+            fresh = to(
+                fresh_states(self._algorithm, self.task, self.federation, server, one, self._seed), states.device
+            )
             old, new = (to(rows(state, 0), self.task.device) for state in (states.gather(one), fresh))
             server = self._algorithm.swap(server, old, new)
             states.send_again(client, fresh, round)
@@ -191,7 +189,7 @@ class FlowerSession(Session):
         if algorithm.network(self.task, server) is not self.task:
             log.warning("sites cannot score %s: its final network is not the clients' network", algorithm.name)
             return None
-        if algorithm.alone and statistics is not None:
+        if algorithm.personalises and statistics is not None:
             log.warning(
                 "sites cannot score %s: their models differ, and statistics of BatchNorm layers are estimated for one; "
                 "make the task with batch_norm='averaged'",
@@ -208,11 +206,11 @@ class FlowerSession(Session):
             experiment=self._exchange.registry.experiment,
         )
         assert isinstance(states, RemoteStates)
-        whole = pack(server) if algorithm.alone else pack(belief)
+        whole = pack(server) if algorithm.personalises else pack(belief)
         further = {} if statistics is None else {"statistics": pack(statistics)}
 
         def content(name: str) -> RecordDict:
-            if not algorithm.alone:
+            if not algorithm.personalises:
                 return encode(request, belief=whole, **further)
             client = names.index(name)
             base = states.token(client)

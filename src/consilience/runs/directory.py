@@ -20,6 +20,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from consilience.algorithms.base import Algorithm
 from consilience.core import Belief, Count, Several, Size, check_types
 from consilience.core.errors import CheckpointError, RecordError
 from consilience.core.files import (
@@ -42,15 +43,26 @@ from consilience.runs.rows import Sheet
 
 log = logging.getLogger("consilience")
 POSTERIOR = "posterior.safetensors"
+NEWCOMER = "newcomer.safetensors"  # the belief about a new client, where it is not the posterior
 STATISTICS = "statistics.safetensors"  # of BatchNorm layers, for the posterior's mean after the last round
-FILES = ("config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", POSTERIOR, "report.html", STATISTICS)
+FILES = (
+    "config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", NEWCOMER, POSTERIOR, "report.html", STATISTICS,
+)  # fmt: skip
 """All files of a run beside run.json and the checkpoints."""
-MADE_AT_THE_END = ("evaluation.json", POSTERIOR, "report.html", STATISTICS)
+MADE_AT_THE_END = ("evaluation.json", NEWCOMER, POSTERIOR, "report.html", STATISTICS)
 """The files that a resumed run writes again."""
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 # The run directories in which this process is at work. A lock of the system keeps out processes, but not threads.
 _held: set[tuple[int, int]] = set()
 _holding = threading.Lock()
+Beliefs = dict[str, Belief]
+"""The server's beliefs, by the names of their files."""
+
+
+def beliefs_of(algorithm: Algorithm, server: Tree) -> Beliefs:
+    """The posterior and, where it differs, the belief about a new client."""
+    found: Beliefs = {POSTERIOR: algorithm.posterior(server)}
+    return found | ({NEWCOMER: algorithm.newcomer(server)} if algorithm.pools_partially else {})
 
 
 @dataclass(frozen=True)
@@ -209,7 +221,7 @@ class RunDirectory:
                 f"{self.path} holds another run: {'; '.join(different[:3])}. Choose another directory, or its settings"
             )
 
-    def save(self, round: int, saved: Saved, belief: Belief, keep: int = CHECKPOINTS) -> None:
+    def save(self, round: int, saved: Saved, beliefs: Beliefs, keep: int = CHECKPOINTS) -> None:
         """Write a checkpoint after `round`, and keep the newest `keep`.
 
         The metrics are flushed first, then the posterior is written, then the checkpoint. So a kill in between leaves a
@@ -217,10 +229,15 @@ class RunDirectory:
         with named(self._metrics), open(self._metrics, "a") as file:
             os.fsync(file.fileno())
         self.write_sheet()
-        self.write_record(POSTERIOR, belief, round)
+        self.write_beliefs(beliefs, round)
         self.write_record(_checkpoint(round), saved, round)
         for old in list(self._newest_first().values())[keep:]:
             old.unlink()
+
+    def write_beliefs(self, beliefs: Beliefs, round: int) -> None:
+        """Write the beliefs after `round`."""
+        for name, belief in beliefs.items():
+            self.write_record(name, belief, round)
 
     def write_record(self, name: str, value: Tree, round: int) -> None:
         """Write a sealed file of this run, of its state after `round`."""

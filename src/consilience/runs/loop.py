@@ -15,7 +15,7 @@ from consilience.core.errors import CheckpointError, ConfigError, ConsilienceErr
 from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
 from consilience.engines import Opener, Plan, Ranks, Session, place_states
-from consilience.runs.directory import POSTERIOR, STATISTICS, RunDirectory, Saved
+from consilience.runs.directory import STATISTICS, RunDirectory, Saved, beliefs_of
 from consilience.runs.evaluating import can_predict, final_evaluation, find_statistics
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
@@ -88,8 +88,8 @@ class Loop:
     ) -> tuple[Run, Info | None]:
         """The run at the start of a stage, and what a checkpoint must hold of that start: None for the first stage."""
         task, federation, settings = session.task, session.federation, self.settings
-        numbers = (torch.tensor(value) for value in (settings.seed, len(federation), federation.examples))
-        info, kept = Info(task.initial(), *numbers, sizes=federation.sizes), None
+        seed, clients, examples = map(torch.tensor, (settings.seed, len(federation), federation.examples))
+        info, kept = Info(task.initial(), seed, clients, examples, sizes=federation.sizes), None
         if before is not None:
             info = replace(info, initial=_continued(before, algorithm, info.initial), before=before.server)
             kept = replace(info, before=None)
@@ -143,7 +143,7 @@ class Loop:
         rounds = self.settings.rounds
         self.directory.write_sheet()  # also of a run that had nothing left to do
         if not self.directory.has_posterior(rounds):
-            self.directory.write_record(POSTERIOR, run.posterior, rounds)
+            self.directory.write_beliefs(beliefs_of(run.algorithm, run.server), rounds)
         if run.statistics is not None:
             self.directory.write_record(STATISTICS, to(run.statistics, "cpu"), rounds)
         if run.latest is None and run.test is not None and can_predict(run):

@@ -13,7 +13,7 @@ from torch import Tensor
 from consilience.core import Tree, guards, keys, leaves, tree_map
 from consilience.data.cohort import Info
 from consilience.engines import Ranks, Session, Share
-from consilience.runs.directory import RunDirectory, Saved
+from consilience.runs.directory import RunDirectory, Saved, beliefs_of
 from consilience.runs.evaluating import Evaluator
 from consilience.runs.interrupts import Interrupted, stop_requests
 from consilience.runs.progress import Bar
@@ -125,8 +125,8 @@ class CheckpointWriter:
             return
         self.wait()
         states, server = run.states.snapshot(), tree_map(torch.clone, run.server)
-        saved, belief = Saved(server, states, info), run.algorithm.posterior(server)
-        self._writing = self._thread.submit(self._directory.save, number, saved, belief, self._keep), run, states
+        saved, beliefs = Saved(server, states, info), beliefs_of(run.algorithm, server)
+        self._writing = self._thread.submit(self._directory.save, number, saved, beliefs, self._keep), run, states
 
     def wait(self) -> None:
         """Wait for the checkpoint; then drop the states that only older ones needed."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.base import Algorithm
-from consilience.core import Belief, TaskError, Tree, rows, to
+from consilience.core import Belief, Size, TaskError, Tree, rows, to
 from consilience.core.display import summary, summary_table
 from consilience.data import Dataset, Federation
 from consilience.data.dataset import Source
@@ -19,13 +19,15 @@ from consilience.engines import Plan, States
 from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.samples import generate
+from consilience.evaluation.shift import LabelShift, estimate_shift
 from consilience.metrics import Metric, Metrics, as_metrics, directions
 from consilience.runs.directory import RunDirectory
 from consilience.runs.export import Example, export_module, ready, save_pretrained
 from consilience.runs.identity import describe
+from consilience.runs.members import Members
 from consilience.runs.rows import flat, frame
 from consilience.runs.stored import RunFiles
-from consilience.tasks import Adversarial, Task
+from consilience.tasks import Adversarial, Classification, Task
 from consilience.tasks.statistics import Sums, needs_statistics, with_sums
 
 if TYPE_CHECKING:
@@ -136,21 +138,68 @@ class Run:
         state = self.states.gather(torch.tensor([self.federation.number(client)]))
         return self.algorithm.personal(self.server, to(rows(state, 0), self.task.device))
 
+    def newcomer(self) -> Belief:
+        """The belief about the weights of a client that never took part: wider than `posterior` under partial pooling,
+        whose posterior is about the mean of the clients."""
+        return self.algorithm.newcomer(self.server)
+
+    def forget(self, client: int | str, *, rounds: Size = 0, seed: int = 0) -> Run:
+        """This run without one client: its factor is divided out of the server's belief. Exact for conjugate models;
+        otherwise `rounds` of the other clients refine their factors. A simulated run of a method that has a factor for
+        each client, such as FedEP. This run stays as it is."""
+        members = self._members(seed).without(self.federation.number(client))
+        return self._changed(members, rounds)
+
+    def join(self, name: str, data: Source, *, rounds: Size = 0, seed: int = 0) -> Run:
+        """This run with one more client. The new client learns from its data once, against the belief of all others;
+        then all clients learn for `rounds`. See `forget` for the methods that can do so."""
+        members = self._members(seed).joined(name, Dataset.of(data))
+        return self._changed(members.learned([len(members.federation) - 1], 1), rounds)
+
+    def _members(self, seed: int) -> Members:
+        return Members(self.algorithm, self.task, self.federation, self.server, self.states, len(self.history), seed)
+
+    def _changed(self, members: Members, rounds: int) -> Run:
+        """This run with other members, after `rounds` of them all."""
+        if rounds:
+            members = members.learned(list(range(len(members.federation))), rounds)
+        return replace(
+            self,
+            federation=members.federation,
+            server=members.server,
+            states=members.states,
+            history=list(self.history),
+            out=None,
+            latest=None,
+        )
+
+    def label_shift(self, x: Inputs, *, client: int | str | None = None, samples: int = SAMPLES) -> LabelShift:
+        """The class frequencies among unlabelled inputs x, such as the patients of a new hospital, by EM on the
+        predictions for them. `run.label_shift(x)(run.predict(x))` are the corrected predictions. The frequencies that
+        the model has learned are those of all clients together, or of `client`."""
+        counts = self.federation.label_counts() if isinstance(self.task, Classification) else None
+        if counts is None:
+            raise TaskError("a shift of class frequencies needs a Classification task and clients with labels")
+        learned = counts.sum(0) if client is None else counts[self.federation.number(client)]
+        return estimate_shift(self.predict(x, client=client, samples=samples), learned)
+
     def predict(
         self,
         x: Inputs,
         *,
+        client: int | str | None = None,
         samples: int = SAMPLES,
         point: bool = False,
         seed: int = 0,
         batch_size: int | None = None,
     ) -> Tensor:
-        """The predictive mean for model inputs x [N, ...], one tensor or a tuple or dict of them: averaged over
-        `samples` draws of a Gaussian posterior, or over an ensemble. With `point`, the prediction of the mean weights.
+        """The predictive mean for model inputs x [N, ...], one tensor or a tuple or dict of them, at a `client` given by
+        number or name, or at a new one. It is averaged over `samples` draws of a Gaussian belief, or over an ensemble.
+        With `point`, it is the prediction of the mean weights.
         `batch_size` is the number of examples that are predicted at once, by default at most 1000 with at most 64 MiB
         of inputs."""
         how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
-        return predict_inputs(self.network, self.posterior, x, **how)
+        return predict_inputs(self.network, self.newcomer() if client is None else self.personal(client), x, **how)
 
     def sample(self, count: int, *, samples: int = 0, seed: int = 0) -> Tensor:
         """`count` examples of the generators of an `Adversarial` run, in model units: of the mean weights, or of
@@ -183,7 +232,7 @@ class Run:
             return evaluate(self.network, self._own(test), test, **how)
         test = Dataset.of(test)
         if not self.algorithm.alone:
-            return evaluate(self.network, self.posterior, test, **how)
+            return evaluate(self.network, self.newcomer(), test, **how)
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
         dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
         found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, **how)
@@ -191,26 +240,28 @@ class Run:
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:
         """The belief of every client of a test federation."""
-        if self.federation.names is not None and test.names is not None:
-            learned = {name: client for client, name in enumerate(self.federation.names)}
-            known = {client: learned[name] for client, name in enumerate(test.names) if name in learned}
+        named = self.federation.names is not None and (test.names is not None or len(test) != len(self.federation))
+        if named:
+            learned = {name: client for client, name in enumerate(self.federation.names or ())}
+            names = map(test.name, range(len(test)))
+            known = {client: learned[name] for client, name in enumerate(names) if name in learned}
         else:
             known = {client: client for client in range(len(test)) if len(test) == len(self.federation)}
-        everyone = self.posterior
+        everyone = self.newcomer()
         return lambda client: self.personal(known[client]) if client in known else everyone
 
     def uncertainty(self, data: Source, *, samples: int = SAMPLES, batch_size: int | None = None) -> Uncertainty:
-        """The uncertainty of the server's belief about every example, split into its causes. `batch_size` is as in
+        """The uncertainty about every example of a new client, split into its causes. `batch_size` is as in
         `predict`."""
-        return uncertainty(self.network, self.posterior, Dataset.of(data), samples=samples, batch_size=batch_size)
+        return uncertainty(self.network, self.newcomer(), Dataset.of(data), samples=samples, batch_size=batch_size)
 
     def detect(
         self, inside: Source, outside: Source, *, samples: int = SAMPLES, batch_size: int | None = None
     ) -> Detection:
-        """How well the server's uncertainty separates out-of-distribution examples from others. `batch_size` is as in
+        """How well the uncertainty at a new client separates out-of-distribution examples from others. `batch_size` is as in
         `predict`."""
         data = Dataset.of(inside), Dataset.of(outside)
-        return detect(self.network, self.posterior, *data, samples=samples, batch_size=batch_size)
+        return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from consilience.algorithms.switch import Method, Switch
 from consilience.core.errors import CheckpointError, ConfigError
 from consilience.engines.ranks import Ranks
-from consilience.runs.directory import RunDirectory, Saved
+from consilience.runs.directory import RunDirectory, Saved, beliefs_of
 from consilience.runs.identity import describe, differences
 from consilience.runs.settings import Settings
 
@@ -65,7 +65,7 @@ def find_start(
     assert warm.saved is not None
     for line in warm.history:
         directory.append(line)
-    directory.save(warm.done, warm.saved, method.first.posterior(warm.saved.server))
+    directory.save(warm.done, warm.saved, beliefs_of(method.first, warm.saved.server))
     return replace(warm, plans=(old or facts)["plans"], run=directory.id)
 
 

@@ -21,7 +21,7 @@ from consilience.data.dataset import Source
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.metrics import Directions, Metrics, Reliability
-from consilience.runs.directory import POSTERIOR, STATISTICS, RunDirectory
+from consilience.runs.directory import NEWCOMER, POSTERIOR, STATISTICS, RunDirectory
 from consilience.runs.reading import read, read_json, read_lines, read_posterior
 from consilience.runs.rows import flat, frame
 from consilience.tasks.statistics import needs_statistics, with_sums
@@ -141,6 +141,17 @@ class StoredRun:
         """The server's belief about the weights at the last checkpoint."""
         return load_posterior(self.directory)
 
+    @property
+    def newcomer(self) -> Belief:
+        """The belief about the weights of a client that never took part, at the last checkpoint."""
+        posterior, path = self.posterior, self.directory / NEWCOMER
+        if not path.exists():
+            return posterior
+        round, belief = read_posterior(path, run=str(self.config.get("id")), file=NEWCOMER)
+        if round != read_posterior(self.directory / POSTERIOR)[0]:
+            raise CheckpointError(f"{path} is not of the posterior's round: resume the run, which writes it again")
+        return belief
+
     def predict(
         self,
         task: Task,
@@ -151,8 +162,9 @@ class StoredRun:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> Tensor:
-        """The predictive mean for model inputs x [N, ...], as by `Run.predict`, with the module of `task`."""
-        belief = self.posterior
+        """The predictive mean for model inputs x [N, ...], as by `Run.predict`, with the module of `task`, at a new
+        client."""
+        belief = self.newcomer
         how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
         return predict_inputs(self._prepared(task, belief), belief, x, **how)
 
@@ -166,8 +178,8 @@ class StoredRun:
         batch_size: int | None = None,
         metrics: Metrics = (),
     ) -> Evaluation:
-        """Scores of the posterior on test data, as by `Run.evaluate`, with the module of `task`."""
-        belief = self.posterior
+        """Scores on test data, as by `Run.evaluate`, with the module of `task`, of the belief about a new client."""
+        belief = self.newcomer
         test = test if isinstance(test, Federation) else Dataset.of(test)
         outside = None if outside is None else Dataset.of(outside)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": metrics}

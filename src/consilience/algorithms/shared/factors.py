@@ -64,7 +64,7 @@ class Factors(Algorithm):
         """p₀, with the shape of `like`."""
         return Gaussian(like.new_zeros(like.shape), like.new_full((1,), self.prior))
 
-    def message(self, server: Server, ids: Tensor) -> Gaussian:
+    def message(self, server: Any, ids: Tensor) -> Any:
         return server.q
 
     def damped(self, delta: Gaussian, cohort: Cohort) -> Gaussian:
@@ -80,7 +80,7 @@ class Factors(Algorithm):
         """The belief without each client, which has this `share` [K, 1] of all examples."""
 
     def measures(
-        self, message: Gaussian, state: Any, update: Gaussian, *, n: Tensor, round_size: int, examples: int
+        self, message: Any, state: Any, update: Any, *, n: Tensor, round_size: int, examples: int
     ) -> dict[str, Tensor]:
         power, cavity = self._power(round_size), self.cavity(message, state, n / examples)
         return measured(
@@ -93,7 +93,7 @@ class Factors(Algorithm):
             others=examples - n if self.excludes else None,
         )
 
-    def refusals(self, server: Server, update: Gaussian, measures: dict[str, Tensor]) -> dict[int, str]:
+    def refusals(self, server: Any, update: Any, measures: dict[str, Tensor]) -> dict[int, str]:
         return judged(measures, **self.bounds) or exhausting(server.q, update, measures)
 
     @property
@@ -101,12 +101,13 @@ class Factors(Algorithm):
         """The bounds of the measures' ratios, by name."""
         return {"precision": self.max_precision, "move": self.max_move, "surprise": self.max_surprise}
 
-    def fuse(self, server: Server, update: Gaussian) -> Server:
+    def fuse(self, server: Any, update: Any) -> Any:
         q, memory = self.server.step(server.q, update, server.memory)
         return Server(q, memory) if q.full else _without_overshoot(server.q, update, q, memory)
 
-    def posterior(self, server: Server) -> Gaussian:
-        return server.q
+    def posterior(self, server: Any) -> Gaussian:
+        q: Gaussian = server.q
+        return q
 
 
 def gap_to_product(

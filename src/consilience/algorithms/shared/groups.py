@@ -13,13 +13,15 @@ def groups(task: Task, parts: str | tuple[str, ...]) -> tuple[Tensor, tuple[str,
     """The group of every coordinate of θ [P], and the groups' names; [1] if there is one group.
 
     `parts` is "all", "kinds" (weights and biases), "layers" (by module), or names of modules and parameters. The group
-    of coordinates without such a name, and of running averages of BatchNorm layers, is called ""."""
+    of coordinates without such a name, and of running averages of BatchNorm layers, is called "". A coordinate with two
+    names belongs to the later one."""
     if isinstance(parts, tuple):
         at = torch.zeros(task.size, dtype=torch.int64, device=task.device)
         for number, part in enumerate(parts, 1):
             at[places(task, (part,))] = number
-        found = [("", *parts)[i] for i in at.unique().tolist()]
-        at = torch.searchsorted(at.unique(), at)
+        used = at.bincount(minlength=len(parts) + 1) > 0
+        found = [name for name, some in zip(("", *parts), used.tolist(), strict=True) if some]
+        at = (used.cumsum(0) - 1)[at]
     else:
         networks, name_of = task.layout.parts.values(), NAMES[parts]
         each = ["" if name in network.running else name_of(name) for network in networks for name in network.names]

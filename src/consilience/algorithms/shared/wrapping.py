@@ -38,6 +38,10 @@ class Wrapping(Algorithm):
     def personalises(self) -> bool:
         return self.method.personalises
 
+    @property
+    def pools_partially(self) -> bool:
+        return self.method.pools_partially
+
     def inner(self, server: Any) -> Tree:
         """The state of the method's own server."""
         return server
