@@ -10,7 +10,7 @@ import torch
 from consilience.algorithms.base import Algorithm
 from consilience.core import ConsilienceError, DataError, Tree, keys, rows, to
 from consilience.data import Dataset, Federation
-from consilience.engines import InMemory, Simulator, States, chunks, fresh_states
+from consilience.engines import InMemory, Precision, Simulator, States, chunks, fresh_states
 from consilience.tasks.statistics import needs_statistics
 from consilience.tasks.task import Task
 
@@ -68,7 +68,7 @@ class Members:
     def learned(self, clients: list[int], rounds: int) -> Members:
         """The members after further rounds of some clients. An error if none of their updates is accepted."""
         server, ids, algorithm = self.server, torch.tensor(clients), self.algorithm
-        precision = "float64" if self.task.dtype == torch.float64 else "float32"
+        precision: Precision = "float64" if self.task.dtype == torch.float64 else "float32"
         engine = Simulator(self.task.device.type, chunk=len(ids), workers=1, compile=False, precision=precision)
         last = self.round + rounds
         with engine.open(

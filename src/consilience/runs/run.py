@@ -193,8 +193,8 @@ class Run:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> Tensor:
-        """The predictive mean for model inputs x [N, ...], one tensor or a tuple or dict of them, at a `client` given by
-        number or name, or at a new one. It is averaged over `samples` draws of a Gaussian belief, or over an ensemble.
+        """The predictive mean for model inputs x [N, ...], one tensor or a tuple or dict of them, at a `client` given
+        by number or name, or at a new one. It is averaged over `samples` draws of a Gaussian belief, or over an ensemble.
         With `point`, it is the prediction of the mean weights.
         `batch_size` is the number of examples that are predicted at once, by default at most 1000 with at most 64 MiB
         of inputs."""
@@ -258,8 +258,8 @@ class Run:
     def detect(
         self, inside: Source, outside: Source, *, samples: int = SAMPLES, batch_size: int | None = None
     ) -> Detection:
-        """How well the uncertainty at a new client separates out-of-distribution examples from others. `batch_size` is as in
-        `predict`."""
+        """How well the uncertainty at a new client separates out-of-distribution examples from others. `batch_size` is
+        as in `predict`."""
         data = Dataset.of(inside), Dataset.of(outside)
         return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
 
