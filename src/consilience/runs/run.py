@@ -194,8 +194,8 @@ class Run:
         batch_size: int | None = None,
     ) -> Tensor:
         """The predictive mean for model inputs x [N, ...], one tensor or a tuple or dict of them, at a `client` given
-        by number or name, or at a new one. It is averaged over `samples` draws of a Gaussian belief, or over an ensemble.
-        With `point`, it is the prediction of the mean weights.
+        by number or name, or at a new one. It is averaged over `samples` draws of a Gaussian belief, or over an
+        ensemble. With `point`, it is the prediction of the mean weights.
         `batch_size` is the number of examples that are predicted at once, by default at most 1000 with at most 64 MiB
         of inputs."""
         how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -116,7 +117,7 @@ def test_the_evidence_rises_with_every_step_of_the_width(world):
     seen = []
     method = replace(FIXED, learn=True, settle=1, strength=0.0, tau=3.0)
     fit(method, world, 12, callbacks=[lambda run, _: seen.append(float(evidence(world[1], run.server.tau2.expand(P))))])
-    assert all(b > a for a, b in zip(seen[1:], seen[2:], strict=False))
+    assert all(b > a for a, b in itertools.pairwise(seen[1:]))
 
 
 def test_a_strong_prior_keeps_the_width_where_it_is(world):
@@ -238,7 +239,7 @@ def test_every_group_has_a_width_of_its_own(parts, names):
 
 def test_a_part_that_does_not_exist_is_refused():
     task, federation = network()
-    with pytest.raises(TaskError, match="there is no part 'hed' in the model; did you mean 'head'?"):
+    with pytest.raises(TaskError, match=r"there is no part 'hed' in the model; did you mean 'head'\?"):
         fit(cs.PartialPooling(parts=("hed",)), (task, federation))
 
 
