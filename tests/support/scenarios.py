@@ -12,13 +12,21 @@ SIZES = (7, 3, 1, 12, 5)
 
 
 def linear(
-    sizes: Sequence[int] = SIZES, names: Sequence[str] | None = NAMES, features: int = 3, seed: int = 0
+    sizes: Sequence[int] = SIZES,
+    names: Sequence[str] | None = NAMES,
+    features: int = 3,
+    seed: int = 0,
+    spread: float = 0.0,
 ) -> tuple[cs.Regression, cs.Federation]:
-    """Noisy points on a plane, shared out among clients; a linear model that starts at zero."""
+    """Noisy points on a plane, shared out among clients; a linear model that starts at zero. With `spread`, the slopes
+    of clients differ by this standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(sum(sizes), features, generator=generator)
     y = x @ torch.arange(1.0, features + 1).unsqueeze(1) - 2 + 0.1 * torch.randn(len(x), 1, generator=generator)
     owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    if spread:
+        own = spread * torch.randn(len(sizes), features, generator=generator)
+        y = y + (x * own[owner]).sum(1, keepdim=True)
     module = nn.Linear(features, 1)
     for parameter in module.parameters():
         nn.init.zeros_(parameter)

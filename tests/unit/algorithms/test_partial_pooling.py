@@ -30,7 +30,7 @@ def fit(method, world, rounds=1, **options):
 
 @pytest.fixture
 def world():
-    return linear(SIZES, names=NAMES)
+    return linear(SIZES, names=NAMES, spread=0.8)
 
 
 def of_client(federation, k):
@@ -198,7 +198,7 @@ def test_precisions_too_negative_to_widen_are_raised_and_counted():
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.body, self.head = nn.Linear(2, 8), nn.Linear(8, 3)
 
     def forward(self, x):
         return self.head(self.body(x).tanh())
@@ -206,7 +206,7 @@ class Net(nn.Module):
 
 def network():
     torch.manual_seed(0)
-    return cs.Classification(Net()), blobs(5)
+    return cs.Classification(Net()), blobs(5)[1]
 
 
 def test_a_body_is_shared_and_a_head_is_personal():
