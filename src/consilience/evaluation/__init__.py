@@ -1,8 +1,13 @@
 """Evaluation of beliefs: predictions, scores, calibration, uncertainty, detection."""
 
+from consilience.evaluation.calibration import Calibration, calibrate, prediction_sets
 from consilience.evaluation.detection import Detection, detect
 from consilience.evaluation.predictions import predict
 from consilience.evaluation.scores import Evaluation, evaluate
+from consilience.evaluation.sets import Intervals, LabelSets
 from consilience.evaluation.uncertainty import Uncertainty, uncertainty
 
-__all__ = ["Detection", "Evaluation", "Uncertainty", "detect", "evaluate", "predict", "uncertainty"]
+__all__ = [
+    "Calibration", "Detection", "Evaluation", "Intervals", "LabelSets", "Uncertainty", "calibrate", "detect",
+    "evaluate", "predict", "prediction_sets", "uncertainty",
+]  # fmt: skip

@@ -1,0 +1,211 @@
+"""Calibration of prediction sets: they contain the truth with a given probability, whether the belief is right or not.
+
+This is split conformal prediction for clients that differ. Clients score examples that no training has seen; a score is
+large for a target that surprises the belief. A set has all targets whose scores do not exceed a quantile of these
+scores. Scores are counted in bins with public edges, so the counts of clients add up. A score is rounded up to the edge
+of its bin, which keeps the guarantee exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.core import Belief, DataError, record
+from consilience.core.records import static, to
+from consilience.core.text import plural
+from consilience.data import Dataset, Federation
+from consilience.evaluation.predictions import SAMPLES, predict_with_variance
+from consilience.evaluation.sets import (
+    OF_CLASSES,
+    OF_NUMBERS,
+    Classes,
+    Intervals,
+    LabelSets,
+    Numbers,
+    Threshold,
+    check_score,
+    predicted,
+)
+from consilience.tasks import Task
+
+LEVEL = 0.9  # the coverage that reports show
+OWN = 50  # a client with as many examples gets a threshold of its own: its coverage varies by about 0.04
+ROUNDING = 1e-9
+EDGES = {
+    **dict.fromkeys(OF_CLASSES, torch.linspace(0, 1, 1001, dtype=torch.float64)[1:]),
+    OF_NUMBERS: torch.logspace(-4, 6, 2001, dtype=torch.float64),
+}
+
+
+@record
+class Calibration:
+    """The scores of calibration examples, counted by bins: of all clients together [B + 1], and of each client in
+    `names` [K, B + 1], which have at least `OWN` examples. The last bin lies beyond all edges. `clients` [1] is the
+    number of clients with scores. `score` is "lac", "aps" or "residual". Predictions average over `samples` draws of a
+    posterior, here and in the sets."""
+
+    counts: Tensor
+    clients: Tensor
+    own: Tensor
+    names: tuple[str, ...] = static()
+    score: str = static()
+    samples: int = static()
+
+    @property
+    def examples(self) -> int:
+        """The number of calibration examples."""
+        return int(self.counts.sum())
+
+    def __repr__(self) -> str:
+        of = f"{plural(self.examples, 'example')} of {plural(int(self.clients), 'client')}"
+        return f"Calibration({self.score} scores of {of})"
+
+    @property
+    def shared(self) -> Calibration:
+        """Without the counts of single clients."""
+        return replace(self, own=self.own[:0], names=())
+
+    def with_own(self, name: str, counts: Tensor) -> Calibration:
+        """With the counts of one client [B + 1], and of no other."""
+        return replace(self, own=counts.unsqueeze(0), names=(name,)) if int(counts.sum()) >= OWN else self.shared
+
+    def threshold(self, coverage: float = LEVEL, client: str | None = None) -> Threshold:
+        """The threshold of sets with this coverage at a client: its own if it has one, otherwise that of all clients
+        together. An error if there are too few examples."""
+        if not 0 < coverage < 1:
+            raise DataError(f"coverage is a probability between 0 and 1, got {coverage}")
+        least = f"at least {coverage:g} of the examples"
+        if client in self.names:
+            value = _quantile(self.own[self.names.index(client)], 1, coverage, EDGES[self.score])
+            return Threshold(value, coverage, f"{least} of {client!r} are covered")
+        value = _quantile(self.counts, int(self.clients), coverage, EDGES[self.score])
+        guarantee = f"{least} of all clients together are covered; this holds for no single client, and for no new one"
+        return Threshold(value, coverage, guarantee)
+
+
+def _quantile(counts: Tensor, clients: int, coverage: float, edges: Tensor) -> float:
+    """The edge of the bin of the r-th smallest score, with r = ⌈coverage · (N + K)⌉ for N scores of K clients.
+
+    Every client adds 1, because the example to be predicted may be any client's. Then Σ λ_k P_k(y is covered) is at
+    least `coverage`, with λ_k proportional to n_k + 1 (Lu et al., 2023)."""
+    total = int(counts.sum())
+    rank = math.ceil(coverage * (total + clients) - ROUNDING)
+    if rank > total:
+        needed = math.ceil(clients * coverage / (1 - coverage) - ROUNDING)
+        raise DataError(
+            f"sets of coverage {coverage:g} need at least {needed} calibration examples of "
+            f"{plural(clients, 'client')}, and there are {total}: hold more out, or ask for a lower coverage"
+        )
+    place = int((counts.cumsum(0) < rank).sum())
+    return float(edges[place]) if place < len(edges) else math.inf
+
+
+def calibrate(
+    task: Task,
+    belief: Belief | Callable[[int], Belief],
+    data: Dataset | Federation,
+    *,
+    score: str = "lac",
+    samples: int = SAMPLES,
+    batch_size: int | None = None,
+) -> Calibration:
+    """Count the scores of calibration examples, which must not have been used for training, tuning or early stopping.
+
+    `belief` may be a function of the client, as in `evaluate`. `score` is "lac" or "aps" for classes; numbers have the
+    score "residual"."""
+    score = check_score(task, score)
+    if isinstance(data, Dataset):
+        return calibrate(
+            task, belief, Federation.from_silos([data]), score=score, samples=samples, batch_size=batch_size
+        ).shared
+    each: dict[str, Tensor] = {}
+    for k in range(len(data)):
+        if len(data.indices(k)):
+            mine = belief(k) if callable(belief) else belief
+            own = data.client(k)
+            each[data.name(k)] = count_scores(task, mine, own, score, samples=samples, batch_size=batch_size, client=k)
+    if not each:
+        raise DataError("there are no calibration examples: hold out a larger share")
+    enough = {name: counts for name, counts in each.items() if int(counts.sum()) >= OWN}
+    none = torch.zeros(0, len(EDGES[score]) + 1, dtype=torch.int64)
+    total, own_counts = sum(each.values(), none.sum(0)), torch.stack([*enough.values()]) if enough else none
+    return Calibration(total, torch.tensor([len(each)]), own_counts, tuple(enough), score, samples)
+
+
+def count_scores(
+    task: Task,
+    belief: Belief,
+    data: Dataset,
+    score: str,
+    *,
+    samples: int = SAMPLES,
+    batch_size: int | None = None,
+    client: int = 0,
+) -> Tensor:
+    """The counts [B + 1] of one client's scores."""
+    purpose, edges = f"calibration of client {client}", EDGES[score]
+    made = _predict(task, belief, data, score, samples, purpose, batch_size)
+    places = torch.bucketize(made.scores(_targets(task, data)).cpu(), edges)
+    return torch.bincount(places, minlength=len(edges) + 1)
+
+
+def prediction_sets(
+    task: Task,
+    belief: Belief,
+    calibration: Calibration,
+    data: Dataset,
+    *,
+    coverage: float = LEVEL,
+    client: str | None = None,
+    batch_size: int | None = None,
+) -> LabelSets | Intervals:
+    """The sets for the inputs of `data` at a client, or at a new one."""
+    threshold = calibration.threshold(coverage, client)
+    made = _predict(task, belief, data, calibration.score, calibration.samples, SETS, batch_size)
+    found = made.sets(threshold)
+    return replace(found, classes=data.classes) if isinstance(found, LabelSets) else found
+
+
+def score_sets(
+    task: Task,
+    belief: Belief,
+    calibration: Calibration,
+    data: Dataset,
+    *,
+    coverage: float = LEVEL,
+    client: str | None = None,
+    batch_size: int | None = None,
+) -> dict[str, float]:
+    """Coverage and mean size of the sets for test examples, and of "naive" sets that take the belief to be right. Means
+    of these numbers over clients, weighted by their examples, are those of all examples together."""
+    made = _predict(task, belief, data, calibration.score, calibration.samples, SETS, batch_size)
+    y, found = _targets(task, data), {}
+    for name, sets in (
+        ("", made.sets(calibration.threshold(coverage, client))),
+        ("naive ", made.naive(coverage)),
+    ):
+        found[f"{name}coverage"] = float(sets.covers(y).double().mean())
+        found[f"{name}{sets.size_name}"] = float(sets.sizes.double().mean())
+    return found
+
+
+SETS = "prediction sets"  # the purpose of their random numbers
+
+
+def _predict(
+    task: Task, belief: Belief, data: Dataset, score: str, samples: int, purpose: str, batch_size: int | None
+) -> Classes | Numbers:
+    """The draws of a posterior are the same for calibration and sets: with others, scores would not be exchangeable."""
+    rows = torch.arange(len(data))
+    made = predict_with_variance(task, belief, data, rows, samples=samples, batch_size=batch_size)
+    return predicted(task, *made, score, purpose)
+
+
+def _targets(task: Task, data: Dataset) -> Any:
+    return to(data.targets(torch.arange(len(data), device=data.device), task.dtype), task.device)
