@@ -53,6 +53,7 @@ def run(
     out = "runs/mnist"
     # keep_checkpoints = 10   # to go back to by `consilience rewind`; default: 2
     # eval_batch_size = 500   # test examples at once; default: 1000, or fewer if they are large
+    # calibration = 0.2       # a share of each client's data for prediction sets with guaranteed coverage
     # holdout = 0.2           # test on a share of each client's data in place of the test set
     # outside = "fashion-mnist"  # out-of-distribution examples, to score uncertainty
     [engine]                  # all optional: device, chunk, workers, compile, precision
@@ -93,6 +94,7 @@ def run(
             setting.task,
             setting.federation,
             test=setting.test,
+            calibration=setting.calibration,
             outside=loaded.outside(),
             rounds=section.rounds,
             cohort=section.cohort,

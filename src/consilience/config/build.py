@@ -92,7 +92,8 @@ class LoadedConfig(Loaded):
 
     def setting(self, seed: int | None = None) -> Setting:
         """Data, partition and model. The seed decides the partition, the split and the initial weights. With
-        `run.holdout`, the test data are a share of each client's data, in place of the data's own test set."""
+        `run.holdout`, the test data are a share of each client's data, in place of the data's own test set. With
+        `run.calibration`, another share calibrates prediction sets."""
         run, data = self.config.run, self._data()
         seed = run.seed if seed is None else seed
         federation = self._federation(data.train, seed)
@@ -105,11 +106,17 @@ class LoadedConfig(Loaded):
                     len(data.test),
                     data.test.name,
                 )
+        calibration: Federation | None = None
+        if run.calibration is not None:
+            left = 1 - (run.holdout or 0)
+            if run.calibration >= left:
+                raise ConfigError("run.holdout and run.calibration leave no examples to train on: make them smaller")
+            federation, calibration = federation.split(run.calibration / left, seed=seed)
         if self.config.partition.steps > 1:
             federation = federation.stream(self.config.partition.steps, seed=seed)
         inputs, outputs = shape_of(data.train)
         task = build_task(self.config.task, self.config.model, self.folder, inputs=inputs, outputs=outputs, seed=seed)
-        return Setting(task, federation, test)
+        return Setting(task, federation, test, calibration)
 
     def outside(self) -> Dataset | None:
         """The test part of the data set `run.outside`, if given: out-of-distribution examples."""

@@ -46,6 +46,7 @@ class _Run(_Section):
     checkpoint_every: Count = 10
     keep_checkpoints: Several = CHECKPOINTS
     holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
+    calibration: Annotated[float, Field(gt=0, lt=1)] | None = None
     outside: str | None = None
 
 

@@ -223,10 +223,11 @@ def _labels(y: Entry) -> Entry:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A training and a test set."""
+    """A training and a test set, and examples that calibrate prediction sets."""
 
     train: Dataset
     test: Dataset
+    calibration: Dataset | None = None
 
     def signed(self) -> Data:
         """Images of bytes scaled to −1 (black) … 1 (the brightest training pixel), as a DCGAN generates them; other

@@ -34,6 +34,7 @@ def read_site(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     holdout: float = 0.0,
+    calibration: float = 0.0,
     seed: int = 0,
     name: str | None = None,
 ) -> Dataset | Data:
@@ -57,7 +58,8 @@ def read_site(
     lost. Images become (x/255 − mean)/std, with one figure per channel. Arrays are used as they are, except
     that an x of bytes holds images.
 
-    `holdout` is the share of rows to score the model on if there are no test rows; `seed` determines which ones.
+    `holdout` is the share of rows to score the model on if there are no test rows, and `calibration` the share that
+    calibrates prediction sets; `seed` determines which ones.
     """
     path = Path(path).expanduser()
     classes = tuple(classes)
@@ -66,13 +68,14 @@ def read_site(
         raise DataError(f"{path}: features and scaling are for tables")
     if kind == "table" and (mean is not None or std is not None):
         raise DataError(f"{path}: mean and std are for images; a table's features have scaling")
-    if not 0 <= holdout < 1:
-        raise DataError(f"the share to hold out must lie between 0 and 1, got {holdout}")
+    for share in (holdout, calibration, holdout + calibration):
+        if not 0 <= share < 1:
+            raise DataError(f"the share to hold out must lie between 0 and 1, got {share}")
     if kind == "table":
         parts = _tables(path, classes, target, features, scaling)
     else:
         parts = _images(path, classes) if kind == "images" else read_arrays(path, classes)
-    return _held_out(_datasets(path, parts, classes, mean, std, name or path.stem), holdout, seed)
+    return _held_out(_datasets(path, parts, classes, mean, std, name or path.stem), holdout, calibration, seed)
 
 
 def _kind(path: Path) -> str:
@@ -106,14 +109,21 @@ def _datasets(
     return [train, *(replace(train, x=x, y=y) for x, y in tests)]
 
 
-def _held_out(datasets: list[Dataset], holdout: float, seed: int) -> Dataset | Data:
-    if len(datasets) == 2:
-        return Data(*datasets)
-    (whole,) = datasets
-    if not holdout:
+def _held_out(datasets: list[Dataset], holdout: float, calibration: float, seed: int) -> Dataset | Data:
+    """The data in parts. Test rows of their own come in place of `holdout`."""
+    whole, *test = datasets
+    rest = Federation.from_owner(whole, torch.zeros(len(whole), dtype=torch.int64))
+    held: Dataset | None = test[0] if test else None
+    if held is None and holdout:
+        rest, part = rest.split(holdout, seed=seed)
+        held, calibration = part.client(0), calibration / (1 - holdout)
+    own: Dataset | None = None
+    if calibration:
+        rest, part = rest.split(calibration, seed=seed)
+        own = part.client(0)
+    if held is None and own is None:
         return whole
-    alone = Federation.from_owner(whole, torch.zeros(len(whole), dtype=torch.int64))
-    return Data(*(part.client(0) for part in alone.split(holdout, seed=seed)))
+    return Data(rest.client(0), whole[:0] if held is None else held, own)
 
 
 def _tables(

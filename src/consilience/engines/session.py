@@ -14,6 +14,7 @@ from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Ranks
 from consilience.engines.states import States
 from consilience.engines.work import Share
+from consilience.evaluation.calibration import Calibration
 from consilience.evaluation.scores import Evaluation
 from consilience.tasks.statistics import Sums
 from consilience.tasks.task import Task
@@ -77,10 +78,21 @@ class Session(ABC):
         be asked."""
 
     def evaluate(
-        self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: States,
+        statistics: Sums | None,
+        calibration: Calibration | None,
     ) -> Evaluation | None:
         """The scores on data that clients hold out: of the server's belief, with these statistics of BatchNorm layers,
-        or of the clients' own beliefs where they have some."""
+        or of the clients' own beliefs where they have some; and of prediction sets, if they are calibrated."""
+        return None
+
+    def calibrate(
+        self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
+    ) -> Calibration | None:
+        """The calibration of prediction sets on examples that clients hold out for it; None if they hold none."""
         return None
 
 

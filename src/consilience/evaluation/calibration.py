@@ -95,15 +95,20 @@ def _quantile(counts: Tensor, clients: int, coverage: float, edges: Tensor) -> f
     Every client adds 1, because the example to be predicted may be any client's. Then Σ λ_k P_k(y is covered) is at
     least `coverage`, with λ_k proportional to n_k + 1 (Lu et al., 2023)."""
     total = int(counts.sum())
+    check_enough(total, clients, coverage)
     rank = math.ceil(coverage * (total + clients) - ROUNDING)
-    if rank > total:
-        needed = math.ceil(clients * coverage / (1 - coverage) - ROUNDING)
-        raise DataError(
-            f"sets of coverage {coverage:g} need at least {needed} calibration examples of "
-            f"{plural(clients, 'client')}, and there are {total}: hold more out, or ask for a lower coverage"
-        )
     place = int((counts.cumsum(0) < rank).sum())
     return float(edges[place]) if place < len(edges) else math.inf
+
+
+def check_enough(examples: int, clients: int, coverage: float) -> None:
+    """Refuse too few calibration examples for a coverage: all targets would be in every set."""
+    needed = math.ceil(clients * coverage / (1 - coverage) - ROUNDING)
+    if examples < needed:
+        raise DataError(
+            f"sets of coverage {coverage:g} need at least {needed} calibration examples of "
+            f"{plural(clients, 'client')}, and there are {examples}: hold more out, or ask for a lower coverage"
+        )
 
 
 def calibrate(
@@ -182,13 +187,13 @@ def score_sets(
     client: str | None = None,
     batch_size: int | None = None,
 ) -> dict[str, float]:
-    """Coverage and mean size of the sets for test examples, and of "naive" sets that take the belief to be right. Means
-    of these numbers over clients, weighted by their examples, are those of all examples together."""
+    """Coverage and mean size of the sets for test examples, and of naive sets that take the belief to be right. Means of
+    these numbers over clients, weighted by their examples, are those of all examples together."""
     made = _predict(task, belief, data, calibration.score, calibration.samples, SETS, batch_size)
     y, found = _targets(task, data), {}
     for name, sets in (
         ("", made.sets(calibration.threshold(coverage, client))),
-        ("naive ", made.naive(coverage)),
+        ("naive_", made.naive(coverage)),
     ):
         found[f"{name}coverage"] = float(sets.covers(y).double().mean())
         found[f"{name}{sets.size_name}"] = float(sets.sizes.double().mean())

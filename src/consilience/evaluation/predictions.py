@@ -115,6 +115,12 @@ def predict_inputs(
     return found
 
 
+def unlabelled(x: Inputs, like: Dataset) -> Dataset:
+    """Model inputs as a data set with the classes of `like` and without targets."""
+    x = to_tree(x, "")
+    return Dataset(x, torch.zeros(len(next(part for _, part in entries(x)))), classes=like.classes)
+
+
 def predict_each(task: Task, networks: Mixture, x: Tree) -> Any:
     """The prediction of each network for inputs x, [M, N, …]."""
     _must_average(task, networks)

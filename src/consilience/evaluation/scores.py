@@ -1,5 +1,7 @@
 """Evaluation: the scores of a belief about the weights on test data."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
@@ -13,6 +15,7 @@ from consilience.core import Belief, Gaussian, Mixture, TaskError, text
 from consilience.core.display import scores as in_words
 from consilience.core.display import table
 from consilience.data import Dataset, Federation
+from consilience.evaluation.calibration import LEVEL, Calibration, score_sets
 from consilience.evaluation.predictions import predict
 from consilience.evaluation.samples import generate, shown_samples
 from consilience.evaluation.tallies import Tallied, tallied
@@ -53,6 +56,19 @@ class Evaluation:
             caption = f"{text.plural(len(self.clients), 'client')} in .clients"
         return table(["", *map(text.short, metrics)], cells, caption)
 
+    def with_sets(self, scores: Sequence[tuple[int, dict[str, float]]]) -> Evaluation:
+        """With the scores of prediction sets, (examples, scores) of each client. Sets use the posterior average, if
+        there is one."""
+        total = sum(n for n, _ in scores)
+        means = {name: sum(n * found[name] for n, found in scores) / total for name in scores[0][1]}
+        clients = [
+            {**client, "metrics": {**client["metrics"], **found}}
+            for client, (_, found) in zip(self.clients, scores, strict=bool(self.clients))
+        ]
+        if self.marginal is None:
+            return replace(self, point={**self.point, **means}, clients=clients)
+        return replace(self, marginal={**self.marginal, **means}, clients=clients)
+
     def to_json(self) -> dict[str, Any]:
         """The content of evaluation.json."""
 
@@ -81,6 +97,8 @@ def evaluate(
     outside: Dataset | None = None,
     batch_size: int | None = None,
     metrics: Metrics = (),
+    calibration: Calibration | None = None,
+    coverage: float = LEVEL,
 ) -> Evaluation:
     """Score a belief on test data, with `samples` draws of a posterior.
 
@@ -90,7 +108,8 @@ def evaluate(
     outside: Out-of-distribution examples, used to score uncertainty. Their labels are not used. If clients have their
         own beliefs, the examples are dealt to the clients in turn.
     batch_size: Examples that are predicted at once; by default at most 1000 with at most 64 MiB of inputs.
-    metrics: Scores of your own: functions of (prediction, y) by name, or a list of `Metric`."""
+    metrics: Scores of your own: functions of (prediction, y) by name, or a list of `Metric`.
+    calibration: Of prediction sets, whose coverage and size are then scored for this `coverage`."""
     own = as_metrics(metrics)
     if isinstance(task, Adversarial):
         if own:
@@ -122,10 +141,19 @@ def evaluate(
         ]
     name = None if outside is None else outside.name
     point = Evaluation(scores, None, clients, bins, None, entropies, outside=name, belief=type(beliefs[0]).__name__)
-    if not all(isinstance(belief, Gaussian) for belief in beliefs) or not _averages(task, own):
+    if all(isinstance(belief, Gaussian) for belief in beliefs) and _averages(task, own):
+        scores, bins, entropies = overall(tallies(task, samples), samples)
+        point = replace(point, marginal=scores, marginal_reliability=bins, marginal_entropy=entropies)
+    if calibration is None:
         return point
-    scores, bins, entropies = overall(tallies(task, samples), samples)
-    return replace(point, marginal=scores, marginal_reliability=bins, marginal_entropy=entropies)
+    names = [test.name(c) for c in filled] if isinstance(test, Federation) else [None]
+    how: dict[str, Any] = {"coverage": coverage, "batch_size": batch_size}
+    return point.with_sets(
+        [
+            (len(parts[c]), score_sets(task, beliefs[c], calibration, data[parts[c]], client=name, **how))
+            for c, name in zip(filled, names, strict=True)
+        ]
+    )
 
 
 def _averages(task: Task, own: Sequence[Metric]) -> bool:

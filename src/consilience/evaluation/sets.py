@@ -24,7 +24,7 @@ def lac(p: Tensor, u: Tensor) -> Tensor:
 def aps(p: Tensor, u: Tensor) -> Tensor:
     """The probability of all likelier classes and a random share u of the class's own (Romano et al., 2020): coverage
     is more even over easy and hard examples."""
-    ordered, order = p.sort(-1, descending=True, stable=True)
+    ordered, order = p.sort(dim=-1, descending=True, stable=True)
     return torch.empty_like(p).scatter_(-1, order, ordered.cumsum(-1) - ordered * (1 - u))
 
 
@@ -83,14 +83,15 @@ class PredictionSets(ABC):
 
     def __repr__(self) -> str:
         mean = float(self.sizes.double().mean()) if len(self) else math.nan
-        return f"{type(self).__name__}({len(self)} sets, mean {self.size_name} {mean:.4g}; {self.guarantee})"
+        size = self.size_name.replace("_", " ")
+        return f"{type(self).__name__}({len(self)} sets, mean {size} {mean:.4g}; {self.guarantee})"
 
 
 @dataclass(frozen=True, repr=False)
 class LabelSets(PredictionSets):
     """Sets of classes: `members` [N, C] is true for the classes in a set. `sets[i]` has the names of its classes."""
 
-    size_name = "set size"
+    size_name = "set_size"
     members: Tensor
     classes: tuple[str, ...] = ()
 
@@ -115,7 +116,7 @@ class LabelSets(PredictionSets):
 class Intervals(PredictionSets):
     """Intervals from `low` to `high`, [N, D]: boxes, if a target is D numbers. `sets[i]` is (low, high)."""
 
-    size_name = "interval width"
+    size_name = "interval_width"
     low: Tensor
     high: Tensor
 
@@ -128,7 +129,8 @@ class Intervals(PredictionSets):
 
     def covers(self, y: Any) -> Tensor:
         y = torch.as_tensor(y, device=self.low.device).double().reshape(self.low.shape)
-        return ((self.low <= y) & (y <= self.high)).all(1)
+        inside: Tensor = ((self.low <= y) & (y <= self.high)).all(1)
+        return inside
 
     @property
     def sizes(self) -> Tensor:
@@ -157,7 +159,7 @@ class Classes:
 
     def naive(self, coverage: float) -> LabelSets:
         """The smallest sets with this probability."""
-        ordered, order = self.p.sort(-1, descending=True, stable=True)
+        ordered, order = self.p.sort(dim=-1, descending=True, stable=True)
         inside = ordered.cumsum(-1) - ordered < coverage
         return LabelSets(_naive(coverage), torch.zeros_like(inside).scatter_(-1, order, inside))
 

@@ -18,7 +18,10 @@ from consilience.data.dataset import Data, Dataset
 from consilience.flower.client import FlowerClient, fingerprint
 from consilience.flower.coordinator import Coordinator, Participation
 from consilience.flower.messages import (
+    CALIBRATION,
     STATISTICS,
+    CalibrateReply,
+    CalibrateRequest,
     EvaluateRequest,
     StatisticsReply,
     StatisticsRequest,
@@ -79,6 +82,11 @@ def client_app(method: Method, task: Task, load: Load) -> ClientApp:
     def statistics(message: Message, context: Context) -> Message:
         sums = client(context).statistics(*decode(message.content, StatisticsRequest))
         return Message(encode(StatisticsReply(), sums=sums), reply_to=message)
+
+    @app.query(CALIBRATION)
+    def calibration(message: Message, context: Context) -> Message:
+        counts = client(context).calibrate(*decode(message.content, CalibrateRequest))
+        return Message(encode(CalibrateReply(), counts=counts), reply_to=message)
 
     return app
 

@@ -19,10 +19,13 @@ from consilience.data.ragged import Ragged
 from consilience.data.trees import Entry, map_entries
 from consilience.engines.simulator import PRECISIONS
 from consilience.engines.work import compute
+from consilience.evaluation.calibration import Calibration, calibrate, count_scores
 from consilience.evaluation.scores import evaluate
 from consilience.flower.messages import (
     NO_STATE,
+    BeliefRequest,
     Bins,
+    CalibrateRequest,
     EvaluateReply,
     EvaluateRequest,
     SiteInfo,
@@ -46,9 +49,22 @@ def fingerprint(method: Method, task: Task) -> str:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A site's examples for training, for evaluation and for prediction sets."""
+
+    train: Dataset
+    test: Dataset | None = None
+    calibration: Dataset | None = None
+
+
+def _size(data: Dataset | None) -> int:
+    return 0 if data is None else len(data)
+
+
+@dataclass(frozen=True)
 class FlowerClient:
     """The client of the site `name`. `load` returns the site's data: a `Dataset`, or `Data` whose test part is held out
-    for evaluation. States are stored in `folder`."""
+    for evaluation, and whose calibration part for prediction sets. States are stored in `folder`."""
 
     name: str
     method: Method
@@ -58,8 +74,8 @@ class FlowerClient:
     device: str = "cpu"
 
     @cached_property
-    def _data(self) -> tuple[Dataset, Dataset | None]:
-        """(training examples, held-out examples). The server sees the text of an error, but not that of its cause. A
+    def _data(self) -> Parts:
+        """The site's examples. The server sees the text of an error, but not that of its cause. A
         loader's own error may quote a patient's data, so it is only the cause."""
         try:
             found = self.load()
@@ -67,23 +83,24 @@ class FlowerClient:
             raise
         except Exception as error:
             raise DataError("its data cannot be read; the log of its node says why") from error
-        train, test = (found.train, found.test) if isinstance(found, Data) else (found, None)
-        if not len(train):
+        parts = Parts(found.train, found.test, found.calibration) if isinstance(found, Data) else Parts(found)
+        if not len(parts.train):
             raise DataError(f"{self.name} has no examples to learn from")
-        self.task.check(train)
-        return train, test if test is not None and len(test) else None
+        self.task.check(parts.train)
+        return parts
 
     @cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.method, self.task)
 
     def info(self) -> SiteInfo:
-        train, test = self._data
+        train = self._data.train
         return SiteInfo.model_validate(
             {
                 "name": self.name,
                 "examples": len(train),
-                "held_out": 0 if test is None else len(test),
+                "held_out": _size(self._data.test),
+                "calibration": _size(self._data.calibration),
                 "x": form_of(train.x),
                 "y": form_of(train.y),
                 "fingerprint": self.fingerprint,
@@ -124,14 +141,14 @@ class FlowerClient:
         result = Result(to(share.update, "cpu"), share.states)
         return TrainReply(status="done", notes=notes, guards=share.guards), result
 
-    def _prepared(self, algorithm: Algorithm, request: TrainRequest | EvaluateRequest | StatisticsRequest) -> Task:
+    def _prepared(self, algorithm: Algorithm, request: TrainRequest | BeliefRequest | StatisticsRequest) -> Task:
         dtype, bf16 = PRECISIONS[request.precision], request.precision == "bf16"
         task = algorithm.adapt(self.task, request.seed)
         return task.prepare(torch.device(self.device), dtype, compile=False, bf16=bf16, chunk=1)
 
     def _cohort(self, request: TrainRequest | StatisticsRequest) -> Cohort:
         """A cohort of this client alone, with its number in the federation."""
-        train, _ = self._data
+        train = self._data.train
         if isinstance(request, StatisticsRequest):
             alone = Federation.from_owner(train, torch.zeros(len(train), dtype=torch.int64), names=(self.name,))
             one, dtype = torch.tensor([0]), PRECISIONS[request.precision]
@@ -155,17 +172,15 @@ class FlowerClient:
 
     def evaluate(self, request: EvaluateRequest, records: dict[str, bytes]) -> EvaluateReply:
         """The scores of the server's belief on this site's held-out examples."""
-        if request.fingerprint != self.fingerprint:
-            raise ConsilienceError(self._disagreement(request.fingerprint))
-        _, test = self._data
-        if test is None:
+        test = self._data.test
+        if test is None or not len(test):
             raise ConsilienceError("it holds no examples out")
-        algorithm = phases(self.method)[-1].algorithm
-        task = self._prepared(algorithm, request)
-        if "statistics" in records:
-            task = with_sums(task, to(unpack(records["statistics"]), self.device))
-        belief = self._belief(algorithm, request, records)
-        found = evaluate(task, belief, test.to(self.device), samples=request.samples)
+        task, belief = self._predictor(request, records)
+        calibration: Calibration | None = None
+        if "calibration" in records:
+            calibration = self._with_own(unpack(records["calibration"]), task, belief)
+        alone = Federation.from_silos({self.name: test}).to(self.device)
+        found = evaluate(task, belief, alone, samples=request.samples, calibration=calibration)
         return EvaluateReply(
             examples=len(test),
             point=found.point,
@@ -174,7 +189,35 @@ class FlowerClient:
             marginal_reliability=None if found.marginal_reliability is None else Bins(**found.marginal_reliability),
         )
 
-    def _belief(self, algorithm: Algorithm, request: EvaluateRequest, records: dict[str, bytes]) -> Belief:
+    def calibrate(self, request: CalibrateRequest, records: dict[str, bytes]) -> bytes:
+        """The packed counts of the scores of this site's calibration examples."""
+        task, belief = self._predictor(request, records)
+        data = self._data.calibration
+        if data is None or not len(data):
+            raise ConsilienceError("it holds no calibration examples")
+        own = Federation.from_silos({self.name: data}).to(self.device)
+        return pack(calibrate(task, belief, own, score=request.score, samples=request.samples).shared)
+
+    def _with_own(self, total: Calibration, task: Task, belief: Belief) -> Calibration:
+        """The calibration of all sites, with the threshold of this one if it has enough examples."""
+        data = self._data.calibration
+        if data is None or not len(data):
+            return total
+        return total.with_own(
+            self.name, count_scores(task, belief, data.to(self.device), total.score, samples=total.samples)
+        )
+
+    def _predictor(self, request: BeliefRequest, records: dict[str, bytes]) -> tuple[Task, Belief]:
+        """The task and the belief that this site predicts with."""
+        if request.fingerprint != self.fingerprint:
+            raise ConsilienceError(self._disagreement(request.fingerprint))
+        algorithm = phases(self.method)[-1].algorithm
+        task = self._prepared(algorithm, request)
+        if "statistics" in records:
+            task = with_sums(task, to(unpack(records["statistics"]), self.device))
+        return task, self._belief(algorithm, request, records)
+
+    def _belief(self, algorithm: Algorithm, request: BeliefRequest, records: dict[str, bytes]) -> Belief:
         """The server's belief or, where clients have beliefs of their own, that of this site's state."""
         if "belief" in records:
             found: Belief = to(unpack(records["belief"]), self.device)

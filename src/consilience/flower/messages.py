@@ -37,6 +37,7 @@ class Token(NamedTuple):
 
 
 NO_STATE = Token(0, 0)
+CALIBRATION = "calibration"  # the name of the queries that ask for the scores of calibration examples
 STATISTICS = "statistics"  # the name of the queries that ask for statistics of BatchNorm layers
 
 
@@ -86,12 +87,13 @@ class InfoRequest(Payload):
 
 
 class SiteInfo(Payload):
-    """A site's name, its numbers of training and held-out examples, the dtype and shape of one example, and the
-    fingerprint of its method and network. Nothing else about the data leaves the site."""
+    """A site's name, its numbers of training, held-out and calibration examples, the dtype and shape of one example,
+    and the fingerprint of its method and network. Nothing else about the data leaves the site."""
 
     name: Name
     examples: Annotated[int, Field(ge=1, le=10**12)]
     held_out: Number
+    calibration: Number = 0
     x: TreeForm
     y: TreeForm
     fingerprint: Name
@@ -132,10 +134,10 @@ class TrainReply(Payload):
     guards: Annotated[dict[Name, Number], Field(max_length=MANY)] = {}
 
 
-class EvaluateRequest(Payload):
-    """Asks a site to score the belief in this message on its held-out examples, with `samples` draws. Where clients
-    learn alone, the message has the server's state, and the site scores the belief of its own state: `base` of the
-    `experiment`, or the state in this request if `base` is `NO_STATE`."""
+class BeliefRequest(Payload):
+    """Has the belief that a site predicts with, with `samples` draws. Where clients have beliefs of their own, the
+    message has the server's state, and the site uses the belief of its own state: `base` of the `experiment`, or the
+    state in this request if `base` is `NO_STATE`."""
 
     records = frozenset({"belief", "server", "state", "statistics"})
     fingerprint: Name
@@ -144,6 +146,25 @@ class EvaluateRequest(Payload):
     samples: PositiveInt
     experiment: str = Field(default="", pattern=r"^([0-9a-f]{16})?$")
     base: Token = NO_STATE
+
+
+class EvaluateRequest(BeliefRequest):
+    """Asks a site to score the belief on its held-out examples, and prediction sets, if the request has their
+    calibration."""
+
+    records = BeliefRequest.records | {"calibration"}
+
+
+class CalibrateRequest(BeliefRequest):
+    """Asks a site for the counts of the scores of its calibration examples."""
+
+    score: Name
+
+
+class CalibrateReply(Payload):
+    """Comes with a record of counts."""
+
+    records = frozenset({"counts"})
 
 
 class StatisticsRequest(Payload):

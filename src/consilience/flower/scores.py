@@ -80,7 +80,10 @@ def pool_scores(replies: dict[str, EvaluateReply], belief: str, most: int = 10**
     sites = list(replies.values())
     marginal = all(site.marginal is not None for site in sites)
     bins = [_pool([site.reliability for site in sites]), _pool([site.marginal_reliability for site in sites])]
-    clients = [{"name": name, "examples": site.examples, "metrics": site.point} for name, site in replies.items()]
+    clients = [
+        {"name": name, "examples": site.examples, "metrics": {**(site.marginal or {}), **site.point}}
+        for name, site in replies.items()
+    ]
     return Evaluation(
         _mean([(site.examples, site.point) for site in sites], bins[0]),
         _mean([(site.examples, site.marginal or {}) for site in sites], bins[1]) if marginal else None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import RecordDict
@@ -20,10 +21,13 @@ from consilience.core import ConfigError, ConsilienceError, Tree, keys, pack, ro
 from consilience.core.files import CHECKPOINTS
 from consilience.data import Federation
 from consilience.engines import ALONE, PRECISIONS, Alone, Plan, Ranks, RoundResult, Session, States, fresh_states
+from consilience.evaluation.calibration import Calibration
+from consilience.evaluation.predictions import SAMPLES
 from consilience.evaluation.scores import Evaluation, evaluate
+from consilience.flower.calibration import calibrate_at_sites
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange, Template
-from consilience.flower.messages import NO_STATE, EvaluateRequest, StatisticsRequest, encode
+from consilience.flower.messages import NO_STATE, CalibrateRequest, EvaluateRequest, StatisticsRequest, Token, encode
 from consilience.flower.registry import Registry
 from consilience.flower.scores import evaluate_at_sites
 from consilience.flower.states import RemoteStates
@@ -32,7 +36,6 @@ from consilience.tasks.statistics import Sums, estimate, with_sums
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
-SAMPLES = 10  # draws with which sites score a posterior
 
 
 @dataclass(frozen=True)
@@ -184,41 +187,83 @@ class FlowerSession(Session):
         return server
 
     def evaluate(
-        self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: States,
+        statistics: Sums | None,
+        calibration: Calibration | None,
     ) -> Evaluation | None:
+        if not self._can_predict(algorithm, server, statistics):
+            return None
+        task = self.task if statistics is None else with_sums(self.task, statistics)
+        belief_for = self._beliefs(algorithm, server, states, statistics)
+        sets = {} if calibration is None else {"calibration": pack(calibration)}
+
+        def content(name: str) -> RecordDict:
+            base, records = belief_for(name)
+            return encode(EvaluateRequest(**self._facts, base=base), **records, **sets)
+
+        names, data = self.federation.names or (), self.federation.data
+        template = evaluate(task, algorithm.posterior(server), data, samples=1, calibration=calibration)
+        return evaluate_at_sites(self._coordinator, names, content, template)
+
+    def calibrate(
+        self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
+    ) -> Calibration | None:
+        if not self._can_predict(algorithm, server, statistics):
+            return None
+        belief_for = self._beliefs(algorithm, server, states, statistics)
+
+        def content(name: str) -> RecordDict:
+            base, records = belief_for(name)
+            return encode(CalibrateRequest(**self._facts, base=base, score="lac"), **records)
+
+        return calibrate_at_sites(self._coordinator, self.federation.names or (), content, self.task)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """The fields that requests about a belief have in common."""
+        return {
+            "fingerprint": self._coordinator.fingerprint,
+            "seed": self._seed,
+            "precision": self._exchange.precision,
+            "experiment": self._exchange.registry.experiment,
+            "samples": SAMPLES,
+        }
+
+    def _beliefs(
+        self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
+    ) -> Callable[[str], tuple[Token, dict[str, bytes]]]:
+        """A function of a site's name that returns the name of its state and the records that it needs to predict."""
+        assert isinstance(states, RemoteStates)
+        own, names = algorithm.personalises, self.federation.names or ()
+        shared = {"server": pack(server)} if own else {"belief": pack(algorithm.posterior(server))}
+        shared |= {} if statistics is None else {"statistics": pack(statistics)}
+
+        def belief_for(name: str) -> tuple[Token, dict[str, bytes]]:
+            if not own:
+                return NO_STATE, shared
+            client = names.index(name)
+            base = states.token(client)
+            state = {"state": pack(states.gather(torch.tensor([client])))} if base == NO_STATE else {}
+            return base, {**shared, **state}
+
+        return belief_for
+
+    def _can_predict(self, algorithm: Algorithm, server: Tree, statistics: Sums | None) -> bool:
+        """Whether sites can predict with the belief; the log says why not."""
         if algorithm.network(self.task, server) is not self.task:
             log.warning("sites cannot score %s: its final network is not the clients' network", algorithm.name)
-            return None
+            return False
         if algorithm.personalises and statistics is not None:
             log.warning(
                 "sites cannot score %s: their models differ, and statistics of BatchNorm layers are estimated for one; "
                 "make the task with batch_norm='averaged'",
                 algorithm.name,
             )
-            return None
-        task = self.task if statistics is None else with_sums(self.task, statistics)
-        belief, names = algorithm.posterior(server), self.federation.names or ()
-        request = EvaluateRequest(
-            fingerprint=self._coordinator.fingerprint,
-            seed=self._seed,
-            precision=self._exchange.precision,
-            samples=SAMPLES,
-            experiment=self._exchange.registry.experiment,
-        )
-        assert isinstance(states, RemoteStates)
-        whole = pack(server) if algorithm.personalises else pack(belief)
-        further = {} if statistics is None else {"statistics": pack(statistics)}
-
-        def content(name: str) -> RecordDict:
-            if not algorithm.personalises:
-                return encode(request, belief=whole, **further)
-            client = names.index(name)
-            base = states.token(client)
-            own = {"state": pack(states.gather(torch.tensor([client])))} if base == NO_STATE else {}
-            return encode(request.model_copy(update={"base": base}), server=whole, **own, **further)
-
-        template = evaluate(task, belief, self.federation.data, samples=1)
-        return evaluate_at_sites(self._coordinator, names, content, template)
+            return False
+        return True
 
     def statistics(self, theta: Tensor) -> Sums | None:
         """The sums of all sites that are online, in several passes; None if no site sends valid ones."""

@@ -45,11 +45,13 @@ log = logging.getLogger("consilience")
 POSTERIOR = "posterior.safetensors"
 NEWCOMER = "newcomer.safetensors"  # the belief about a new client, where it is not the posterior
 STATISTICS = "statistics.safetensors"  # of BatchNorm layers, for the posterior's mean after the last round
+CALIBRATION = "calibration.safetensors"  # of prediction sets, for the belief after the last round
 FILES = (
-    "config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", NEWCOMER, POSTERIOR, "report.html", STATISTICS,
+    CALIBRATION, "config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", NEWCOMER, POSTERIOR, "report.html",
+    STATISTICS,
 )  # fmt: skip
 """All files of a run beside run.json and the checkpoints."""
-MADE_AT_THE_END = ("evaluation.json", NEWCOMER, POSTERIOR, "report.html", STATISTICS)
+MADE_AT_THE_END = (CALIBRATION, "evaluation.json", NEWCOMER, POSTERIOR, "report.html", STATISTICS)
 """The files that a resumed run writes again."""
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 # The run directories in which this process is at work. A lock of the system keeps out processes, but not threads.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from consilience.core import Gaussian, Tree, to
+from consilience.data import Dataset, Federation
 from consilience.engines import Session, chunks
 from consilience.evaluation.scores import Evaluation
 from consilience.evaluation.weights import marginals
@@ -47,8 +48,10 @@ class Evaluator:
         find_statistics(self.session, run)
         if not can_predict(run):
             return None
+        if number == self.settings.rounds:
+            find_calibration(self.session, run, self.settings.calibration)
         if run.test is None:
-            return self.session.evaluate(run.algorithm, run.server, run.states, run.statistics)
+            return self.session.evaluate(run.algorithm, run.server, run.states, run.statistics, run.calibration)
         outside = self.settings.outside if number == self.settings.rounds else None
         return run.evaluate(run.test, outside=outside, batch_size=self.settings.eval_batch_size)
 
@@ -64,6 +67,16 @@ def find_statistics(session: Session, run: Run) -> None:
     are not known."""
     if run.statistics is None and needs_statistics(run.task):
         run.statistics = session.statistics(run.posterior.mean)
+
+
+def find_calibration(session: Session, run: Run, data: Dataset | Federation | None) -> None:
+    """Calibrate prediction sets for the final belief on these examples, or on those that clients hold out."""
+    if run.calibration is not None or not can_predict(run):
+        return
+    if data is not None:
+        run.calibrate(data.to(run.task.device))
+    else:
+        run.calibration = session.calibrate(run.algorithm, run.server, run.states, run.statistics)
 
 
 def can_predict(run: Run) -> bool:

@@ -14,12 +14,14 @@ from consilience.core.version import __version__
 from consilience.data import Dataset, Federation
 from consilience.data.augment import check_augmentable
 from consilience.engines import Engine, Simulator
+from consilience.evaluation.calibration import LEVEL, check_enough
+from consilience.evaluation.sets import check_score
 from consilience.evaluation.uncertainty import check_unlabelled
 from consilience.metrics import Metrics, as_metrics, directions
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.identity import describe, identity
 from consilience.runs.loop import Loop
-from consilience.runs.run import Callback, Run, federation_facts
+from consilience.runs.run import Callback, Run, check_unseen, federation_facts
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import find_start, must_agree
 from consilience.server.optimizers import Momentum
@@ -35,6 +37,7 @@ def fit(
     cohort: Count | None = None,
     test: Dataset | Federation | None = None,
     outside: Dataset | None = None,
+    calibration: Dataset | Federation | None = None,
     seed: int = 0,
     out: str | Path | Storage | None = None,
     resume: bool = False,
@@ -52,16 +55,19 @@ def fit(
     `resume` it continues from its last checkpoint, to the result of an uninterrupted run. `evaluate_every` None
     evaluates ten times. `eval_batch_size` is the number of test examples that are predicted at once, by default at most
     1000 with at most 64 MiB of inputs. `metrics` are scores of your own: functions of (prediction, y) by name, or a
-    list of `Metric`. `outside` is out-of-distribution data, used to score the final model's uncertainty. After every
-    round each of `callbacks` is called with the `Run` so far and the round's line (see `Callback`). With `debug` the
-    algorithm audits its own state every round. A run in which no update was accepted ends with an error.
+    list of `Metric`. `outside` is out-of-distribution data, used to score the final model's uncertainty. `calibration`
+    are held-out examples that calibrate prediction sets of the final model (see `Run.sets`). After every round each of
+    `callbacks` is called with the `Run` so far and the round's line (see `Callback`). With `debug` the algorithm audits
+    its own state every round. A run in which no update was accepted ends with an error.
     """
     _check_types(locals())
     _check_data(task, federation, test, outside, cohort)
+    _check_calibration(task, federation, calibration)
     engine = engine or Simulator()
     settings = Settings(
         rounds, cohort or len(federation), seed, Storage.of(out), test, outside, evaluate_every or max(1, rounds // 10),
         eval_batch_size, callbacks, progress, debug, as_metrics(metrics),
+        calibration,
     )  # fmt: skip
     stages = _stages(algorithm, task, federation, rounds, seed)
     facts = _facts(algorithm, stages, settings, engine.precision)
@@ -104,6 +110,16 @@ def _check_data(
         if test is None:
             raise ConfigError("outside is compared with the test data: pass test= as well")
         check_unlabelled(task, outside)
+
+
+def _check_calibration(task: Task, federation: Federation, data: Dataset | Federation | None) -> None:
+    if data is None:
+        return
+    check_score(task, "lac")
+    check_unseen(federation, data)
+    task.check(data.data if isinstance(data, Federation) else data)
+    clients = int((data.sizes > 0).sum()) if isinstance(data, Federation) else 1
+    check_enough(data.examples if isinstance(data, Federation) else len(data), clients, LEVEL)
 
 
 def _stages(method: Method, task: Task, federation: Federation, rounds: int, seed: int) -> list[Stage]:

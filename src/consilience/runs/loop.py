@@ -15,8 +15,8 @@ from consilience.core.errors import CheckpointError, ConfigError, ConsilienceErr
 from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
 from consilience.engines import Opener, Plan, Ranks, Session, place_states
-from consilience.runs.directory import STATISTICS, RunDirectory, Saved, beliefs_of
-from consilience.runs.evaluating import can_predict, final_evaluation, find_statistics
+from consilience.runs.directory import CALIBRATION, STATISTICS, RunDirectory, Saved, beliefs_of
+from consilience.runs.evaluating import can_predict, final_evaluation, find_calibration, find_statistics
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
@@ -58,6 +58,7 @@ class Loop:
                     Rounds(settings, session, run, self.ranks, self.directory, info, setup).go(done + 1, stage.last)
                 if stage.last >= settings.rounds:
                     find_statistics(session, run)
+                    find_calibration(session, run, settings.calibration)
             _must_have_learned(run, since=stages[number - 1].last if number else 0)
             done, saved = stage.last, None
             if done == settings.rounds:  # the next stage begins when the run is resumed with more rounds
@@ -146,6 +147,8 @@ class Loop:
             self.directory.write_beliefs(beliefs_of(run.algorithm, run.server), rounds)
         if run.statistics is not None:
             self.directory.write_record(STATISTICS, to(run.statistics, "cpu"), rounds)
+        if run.calibration is not None:
+            self.directory.write_record(CALIBRATION, to(run.calibration, "cpu"), rounds)
         if run.latest is None and run.test is not None and can_predict(run):
             run.latest = run.evaluate(run.test, outside=self.settings.outside)
         if (found := final_evaluation(run)) is not None:

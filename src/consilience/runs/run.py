@@ -5,19 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.base import Algorithm
-from consilience.core import Belief, Size, TaskError, Tree, rows, to
+from consilience.core import Belief, Count, DataError, Size, TaskError, Tree, rows, to
 from consilience.core.display import summary, summary_table
 from consilience.data import Dataset, Federation
 from consilience.data.dataset import Source
+from consilience.data.trees import tensors
 from consilience.engines import Plan, States
-from consilience.evaluation import Detection, Evaluation, Uncertainty, detect, evaluate, uncertainty
-from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
+from consilience.evaluation import (
+    Calibration,
+    Detection,
+    Evaluation,
+    Intervals,
+    LabelSets,
+    Uncertainty,
+    calibrate,
+    detect,
+    evaluate,
+    prediction_sets,
+    uncertainty,
+)
+from consilience.evaluation.calibration import LEVEL
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
 from consilience.evaluation.samples import generate
 from consilience.evaluation.shift import LabelShift, estimate_shift
 from consilience.metrics import Metric, Metrics, as_metrics, directions
@@ -55,6 +69,8 @@ class Run:
     statistics: Sums | None = None
     """The statistics of BatchNorm layers for the posterior's mean, if they are estimated and known."""
     metrics: tuple[Metric, ...] = ()
+    calibration: Calibration | None = None
+    """The calibration of prediction sets for the final belief."""
 
     def __repr__(self) -> str:
         return summary(self.algorithm.name, self.federation.data.name, self.history, self.out)
@@ -171,6 +187,7 @@ class Run:
             history=list(self.history),
             out=None,
             latest=None,
+            calibration=None,
         )
 
     def label_shift(self, x: Inputs, *, client: int | str | None = None, samples: int = SAMPLES) -> LabelShift:
@@ -201,6 +218,47 @@ class Run:
         how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
         return predict_inputs(self.network, self.newcomer() if client is None else self.personal(client), x, **how)
 
+    def calibrate(
+        self,
+        data: Source | Federation,
+        *,
+        score: Literal["lac", "aps"] = "lac",
+        samples: Count = SAMPLES,
+        batch_size: int | None = None,
+    ) -> Calibration:
+        """Calibrate prediction sets on examples that no training has seen, and keep the result for `sets`, `evaluate`
+        and reports. Every client of a Federation scores with its own belief. `score` is for classes: "lac" makes the
+        smallest sets, "aps" more even ones."""
+        data = data if isinstance(data, Federation) else Dataset.of(data)
+        check_unseen(self.federation, data)
+        if self.algorithm.alone and isinstance(data, Dataset):
+            raise DataError(
+                f"every client of {self.algorithm.name} has a model of its own: calibrate it with a Federation"
+            )
+        belief = self._own(data) if isinstance(data, Federation) else self.newcomer()
+        self.calibration = calibrate(self.network, belief, data, score=score, samples=samples, batch_size=batch_size)
+        return self.calibration
+
+    def sets(
+        self,
+        x: Inputs | Dataset,
+        *,
+        coverage: float = LEVEL,
+        client: int | str | None = None,
+        batch_size: int | None = None,
+    ) -> LabelSets | Intervals:
+        """Sets that contain the target with probability `coverage`, for inputs x as in `predict`, at a client or at a
+        new one. They need a calibration, by `fit(calibration=…)` or `calibrate`. A client with at least 50 calibration
+        examples has a threshold and a guarantee of its own; for others the guarantee is about all clients together."""
+        if self.calibration is None:
+            raise DataError("prediction sets need a calibration: call run.calibrate(data) with held-out examples first")
+        data = x if isinstance(x, Dataset) else unlabelled(x, self.federation.data)
+        name = None if client is None else self.federation.name(self.federation.number(client))
+        belief = self.newcomer() if client is None else self.personal(client)
+        return prediction_sets(
+            self.network, belief, self.calibration, data, coverage=coverage, client=name, batch_size=batch_size
+        )
+
     def sample(self, count: int, *, samples: int = 0, seed: int = 0) -> Tensor:
         """`count` examples of the generators of an `Adversarial` run, in model units: of the mean weights, or of
         `samples` draws of the posterior in turn."""
@@ -216,6 +274,7 @@ class Run:
         outside: Source | None = None,
         batch_size: int | None = None,
         metrics: Metrics | None = None,
+        coverage: float = LEVEL,
     ) -> Evaluation:
         """Scores on test data, of the mean weights and averaged over `samples` draws of the posterior. The data are a
         Federation, a Dataset, or anything that `Dataset.of` reads, such as a pair (x, y).
@@ -224,10 +283,11 @@ class Run:
         where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
         to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
         only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are own scores, by default
-        those of `fit`."""
+        those of `fit`. If the run is calibrated, prediction sets of this `coverage` are scored too."""
         outside = None if outside is None else Dataset.of(outside)
         own = self.metrics if metrics is None else as_metrics(metrics)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": own}
+        how |= {"calibration": self.calibration, "coverage": coverage}
         if isinstance(test, Federation):
             return evaluate(self.network, self._own(test), test, **how)
         test = Dataset.of(test)
@@ -235,6 +295,7 @@ class Run:
             return evaluate(self.network, self.newcomer(), test, **how)
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
         dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
+        how["calibration"] = None if self.calibration is None else self.calibration.shared
         found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, **how)
         return replace(found, clients=[])
 
@@ -262,6 +323,18 @@ class Run:
         as in `predict`."""
         data = Dataset.of(inside), Dataset.of(outside)
         return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
+
+
+def check_unseen(federation: Federation, held_out: Dataset | Federation) -> None:
+    """Refuse calibration examples that are training examples too."""
+    data = held_out.data if isinstance(held_out, Federation) else held_out
+    ours, theirs = (tensors(part.x)[0].data_ptr() for part in (federation.data, data))
+    rows = held_out.order if isinstance(held_out, Federation) else torch.arange(len(data))
+    if len(rows) and ours == theirs and bool(torch.isin(rows.cpu(), federation.order.cpu()).any()):
+        raise DataError(
+            "the calibration examples are training examples too, so the sets would be too small: hold some out by "
+            "Federation.split"
+        )
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Settings:
     progress: bool
     debug: bool
     metrics: tuple[Metric, ...] = ()
+    calibration: Dataset | Federation | None = None
 
 
 @dataclass(frozen=True)

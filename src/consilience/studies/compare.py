@@ -94,7 +94,7 @@ def _run(
     algorithm: Method, at: Setting, method: str, storage: Storage, resume: bool, seed: int, **options: Any
 ) -> tuple[Run, Path | None]:
     """A run, and its directory inside the comparison's."""
-    same: dict[str, Any] = {"test": at.test, "seed": seed, **options}
+    same: dict[str, Any] = {"test": at.test, "calibration": at.calibration, "seed": seed, **options}
     if storage.directory is None:
         return fit(algorithm, at.task, at.federation, out=storage, **same), None
     where, warm = Path(method) / f"seed-{seed}", _warm_start(algorithm, at, storage, **same)

@@ -9,11 +9,12 @@ from consilience.tasks.task import Task
 
 @dataclass(frozen=True)
 class Setting:
-    """A task, the clients, and the test data."""
+    """A task, the clients, the test data, and examples that calibrate prediction sets."""
 
     task: Task
     federation: Federation
     test: Dataset | Federation
+    calibration: Federation | None = None
 
     def __post_init__(self) -> None:
         if self.test is None:

@@ -121,6 +121,7 @@ def _own_files(loaded: LoadedConfig) -> tuple[dict[str, Path], dict[str, Any]]:
 def _sections(loaded: LoadedConfig, data: Dataset, clients: int) -> dict[str, Any]:
     config = loaded.config
     inputs, outputs = shape_of(data)
+    calibration = {} if config.run.calibration is None else {"calibration": config.run.calibration}
     sites = {
         "name": data.name,
         "clients": clients,
@@ -132,7 +133,7 @@ def _sections(loaded: LoadedConfig, data: Dataset, clients: int) -> dict[str, An
     }
     return {
         "federation": sites | ({"classes": list(data.classes)} if data.classes else {}),
-        "site": _site(loaded, data) | {"holdout": config.run.holdout or HOLDOUT},
+        "site": _site(loaded, data) | {"holdout": config.run.holdout or HOLDOUT} | calibration,
         "run": config.run.model_dump(include={"cohort", "evaluate_every"}, exclude_none=True) | {"checkpoint_every": 1},
         "engine": {"precision": config.engine.get("precision", "float32"), "device": "cpu"},
     }
