@@ -187,8 +187,8 @@ def score_sets(
     client: str | None = None,
     batch_size: int | None = None,
 ) -> dict[str, float]:
-    """Coverage and mean size of the sets for test examples, and of naive sets that take the belief to be right. Means of
-    these numbers over clients, weighted by their examples, are those of all examples together."""
+    """Coverage and mean size of the sets for test examples, and of naive sets that take the belief to be right. The
+    means over clients, weighted by their examples, are those of all examples together."""
     made = _predict(task, belief, data, calibration.score, calibration.samples, SETS, batch_size)
     y, found = _targets(task, data), {}
     for name, sets in (

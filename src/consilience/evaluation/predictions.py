@@ -115,10 +115,11 @@ def predict_inputs(
     return found
 
 
-def unlabelled(x: Inputs, like: Dataset) -> Dataset:
-    """Model inputs as a data set with the classes of `like` and without targets."""
+def unlabelled(x: Inputs, classes: tuple[str, ...]) -> Dataset:
+    """Model inputs as a data set with names of classes and without targets."""
     x = to_tree(x, "")
-    return Dataset(x, torch.zeros(len(next(part for _, part in entries(x)))), classes=like.classes)
+    count = len(next(part for _, part in entries(x)))
+    return Dataset(x, torch.zeros(count), classes=classes)
 
 
 def predict_each(task: Task, networks: Mixture, x: Tree) -> Any:

@@ -252,7 +252,7 @@ class Run:
         examples has a threshold and a guarantee of its own; for others the guarantee is about all clients together."""
         if self.calibration is None:
             raise DataError("prediction sets need a calibration: call run.calibrate(data) with held-out examples first")
-        data = x if isinstance(x, Dataset) else unlabelled(x, self.federation.data)
+        data = x if isinstance(x, Dataset) else unlabelled(x, self.federation.data.classes)
         name = None if client is None else self.federation.name(self.federation.number(client))
         belief = self.newcomer() if client is None else self.personal(client)
         return prediction_sets(

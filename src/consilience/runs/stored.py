@@ -11,17 +11,19 @@ from torch import Tensor
 
 from consilience.core import Belief, Mixture, text
 from consilience.core.display import summary, summary_table
-from consilience.core.errors import CheckpointError, RecordError, TaskError
+from consilience.core.errors import CheckpointError, DataError, RecordError, TaskError
 from consilience.core.files import below
 from consilience.core.records import notes
 from consilience.core.seals import unseal
 from consilience.core.text import plural
 from consilience.data import Dataset, Federation
 from consilience.data.dataset import Source
-from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
+from consilience.evaluation.calibration import LEVEL, Calibration, prediction_sets
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
 from consilience.evaluation.scores import Evaluation, evaluate
+from consilience.evaluation.sets import Intervals, LabelSets
 from consilience.metrics import Directions, Metrics, Reliability
-from consilience.runs.directory import NEWCOMER, POSTERIOR, STATISTICS, RunDirectory
+from consilience.runs.directory import CALIBRATION, NEWCOMER, POSTERIOR, STATISTICS, RunDirectory
 from consilience.runs.reading import read, read_json, read_lines, read_posterior
 from consilience.runs.rows import flat, frame
 from consilience.tasks.statistics import needs_statistics, with_sums
@@ -168,6 +170,23 @@ class StoredRun:
         how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
         return predict_inputs(self._prepared(task, belief), belief, x, **how)
 
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration of prediction sets; None if the run was not calibrated."""
+        found: Calibration | None = self._record(CALIBRATION)
+        return found
+
+    def sets(
+        self, task: Task, x: Inputs | Dataset, *, coverage: float = LEVEL, batch_size: int | None = None
+    ) -> LabelSets | Intervals:
+        """Prediction sets, as by `Run.sets`, with the module of `task`, at a new client."""
+        calibration, belief = self.calibration, self.newcomer
+        if calibration is None:
+            raise DataError(f"{self.directory} has no calibration: fit the run with calibration=")
+        data = x if isinstance(x, Dataset) else unlabelled(x, tuple(self._data("classes", ())))
+        how: dict[str, Any] = {"coverage": coverage, "batch_size": batch_size}
+        return prediction_sets(self._prepared(task, belief), belief, calibration, data, **how)
+
     def evaluate(
         self,
         task: Task,
@@ -197,15 +216,20 @@ class StoredRun:
 
     def _with_statistics(self, task: Task) -> Task:
         """The task with the statistics of BatchNorm layers that were estimated after the posterior's round, if any."""
-        posterior, statistics = self.directory / POSTERIOR, self.directory / STATISTICS
-        if not needs_statistics(task) or not statistics.exists():
-            return task
-        data = read(statistics)
+        sums = self._record(STATISTICS) if needs_statistics(task) else None
+        return task if sums is None else with_sums(task, sums)
+
+    def _record(self, name: str) -> Any:
+        """The record in a file, if there is one of the posterior's round."""
+        path = self.directory / name
+        if not path.exists():
+            return None
+        data = read(path)
         try:
-            sums = unseal(data, run=str(self.config.get("id")), file=STATISTICS)
+            found = unseal(data, run=str(self.config.get("id")), file=name)
         except RecordError as error:
-            raise CheckpointError(f"{statistics} is {error}; resume the run, which writes it again") from error
-        return with_sums(task, sums) if notes(data)["round"] == notes(read(posterior))["round"] else task
+            raise CheckpointError(f"{path} is {error}; resume the run, which writes it again") from error
+        return found if notes(data)["round"] == notes(read(self.directory / POSTERIOR))["round"] else None
 
     def frame(self) -> pandas.DataFrame:
         """The history as a data frame, one row a round; needs pandas."""
