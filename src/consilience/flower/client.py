@@ -172,10 +172,10 @@ class FlowerClient:
 
     def evaluate(self, request: EvaluateRequest, records: dict[str, bytes]) -> EvaluateReply:
         """The scores of the server's belief on this site's held-out examples."""
+        task, belief = self._predictor(request, records)
         test = self._data.test
         if test is None or not len(test):
             raise ConsilienceError("it holds no examples out")
-        task, belief = self._predictor(request, records)
         calibration: Calibration | None = None
         if "calibration" in records:
             calibration = self._with_own(unpack(records["calibration"]), task, belief)
