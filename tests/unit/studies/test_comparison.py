@@ -175,6 +175,15 @@ def test_two_seeds_or_differences_without_variance_have_no_test(pairs):
     assert (found["low"], found["high"], found["p"], found["n"]) == (None, None, None, len(pairs))
 
 
+def test_overlapping_splits_widen_the_interval_as_nadeau_and_bengio_compute_it():
+    pairs = [(0.50, 0.49), (0.60, 0.56), (0.40, 0.39), (0.55, 0.49)]  # differences .01 .04 .01 .06: mean .03, s² .0006
+    t = 0.03 / math.sqrt(0.0006 * (1 / 4 + 1 / 3))
+    found = paired_test(pairs, overlap=1 / 3)
+    assert found["t"] == pytest.approx(t)
+    assert found["high"] == pytest.approx(0.03 * (1 + 3.182446 / t))
+    assert paired_test(pairs)["p"] == pytest.approx(stats.ttest_1samp([0.01, 0.04, 0.01, 0.06], 0).pvalue)
+
+
 def test_seeds_where_one_of_the_two_has_no_score_are_left_out():
     scores = {("A", 0): 0.5, ("A", 1): 0.6, ("A", 2): math.nan, ("B", 1): 0.7, ("B", 2): 0.9}
 
