@@ -99,13 +99,12 @@ def best_shift(probs: Tensor, y: Tensor) -> Tensor:
 
 def forgotten(run: Run, name: str, never: Run, test: Federation) -> dict[str, float]:
     """How far a run without one hospital is from a run that never had it, at once and after some rounds."""
-    found: dict[str, float] = {}
+    found, expected = dict[str, float](), nll(never, test)
     for rounds in AFTER:
         left = run.forget(name, rounds=rounds)
         apart = [distance(left, never, other) for other in names(left.federation)]
-        gap = nll(left, test) - nll(never, test)
         after = f"{rounds} round{'' if rounds == 1 else 's'}"
-        found |= {f"apart, {after}": sum(apart) / len(apart), f"nll apart, {after}": abs(gap)}
+        found |= {f"apart, {after}": sum(apart) / len(apart), f"nll apart, {after}": abs(nll(left, test) - expected)}
     return found
 
 
