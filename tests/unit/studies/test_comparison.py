@@ -150,7 +150,7 @@ def test_paired_differences_are_those_of_the_t_test(tmp_path):
         (method, metric) for method in ("FedProx", "FedEP") for metric in ("accuracy", "nll", "ece", "brier")
     }
     for entry in result.paired:
-        assert set(entry) == {"method", "versus", "metric", "difference", "low", "high", "p", "n"}
+        assert set(entry) == {"method", "versus", "metric", "difference", "t", "low", "high", "p", "n"}
         assert (entry["versus"], entry["n"]) == ("FedAvg", 3)
         a, b = values[entry["method"], entry["metric"]], values["FedAvg", entry["metric"]]
         differences = [x - y for x, y in zip(a, b, strict=True)]
