@@ -14,6 +14,7 @@ from consilience.recipes import (
     fednp_moments,
     fednp_toy,
     hospitals,
+    personal_hospitals,
     pfnm,
     pfnm_more,
     sa,
@@ -25,10 +26,10 @@ from consilience.recipes.base import Options, Recipe
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        hospitals.RECIPE, dp.RECIPE, batchnorm.RECIPE, fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE,
-        fedep_linear.RECIPE, fedep_stackoverflow.RECIPE, *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES,
-        fednp_moments.RECIPE, fednp_toy.RECIPE, *pfnm.RECIPES, *pfnm_more.RECIPES, *sa.RECIPES, sa_ode.RECIPE,
-        *sotu.RECIPES,
+        hospitals.RECIPE, personal_hospitals.RECIPE, dp.RECIPE, batchnorm.RECIPE, fedep_hospitals.RECIPE,
+        *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE, *epgan.RECIPES,
+        epgan_toy.RECIPE, *fednp.RECIPES, fednp_moments.RECIPE, fednp_toy.RECIPE, *pfnm.RECIPES, *pfnm_more.RECIPES,
+        *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
     )
 }  # fmt: skip
 

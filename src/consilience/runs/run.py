@@ -41,7 +41,7 @@ from consilience.runs.identity import describe
 from consilience.runs.members import Members
 from consilience.runs.rows import flat, frame
 from consilience.runs.stored import RunFiles
-from consilience.tasks import Adversarial, Classification, Task
+from consilience.tasks import Adversarial, Supervised, Task
 from consilience.tasks.statistics import Sums, needs_statistics, with_sums
 
 if TYPE_CHECKING:
@@ -194,9 +194,13 @@ class Run:
         """The class frequencies among unlabelled inputs x, such as the patients of a new hospital, by EM on the
         predictions for them. `run.label_shift(x)(run.predict(x))` are the corrected predictions. The frequencies that
         the model has learned are those of all clients together, or of `client`."""
-        counts = self.federation.label_counts() if isinstance(self.task, Classification) else None
+        classes = isinstance(self.task, Supervised) and self.task.likelihood.categorical
+        counts = self.federation.label_counts() if classes else None
         if counts is None:
-            raise TaskError("a shift of class frequencies needs a Classification task and clients with labels")
+            raise TaskError(
+                "a shift of class frequencies needs a task of classes, such as Classification or Binary, "
+                "and clients with integer labels"
+            )
         learned = counts.sum(0) if client is None else counts[self.federation.number(client)]
         return estimate_shift(self.predict(x, client=client, samples=samples), learned)
 

@@ -94,16 +94,20 @@ def costs(run: Run, target: float | None = None) -> dict[str, float]:
     return found if reached is None else {**found, f"rounds to {target:g}": float(reached)}
 
 
-def paired_test(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """The mean difference of pairs (a, b), its 95 % interval and p by Student's t; these are None for fewer than three
-    pairs, or if all differences are equal."""
+def paired_test(pairs: Sequence[tuple[float, float]], *, overlap: float = 0.0) -> dict[str, Any]:
+    """The mean difference of pairs (a, b), Student's t, its 95 % interval and p; these are None for fewer than three
+    pairs, or if all differences are equal.
+
+    `overlap` is n_test / n_train if the pairs are random splits of one data set. Such splits share examples, and the
+    variance of their mean is taken as s² (1/J + n_test/n_train) for J splits (Nadeau and Bengio, 2003)."""
     from scipy import stats  # not needed by most commands, and slow to import
 
     differences = [a - b for a, b in pairs]
     mean, n = statistics.fmean(differences), len(pairs)
-    low = high = p = None
+    t = low = high = p = None
     if n >= 3 and max(differences) - min(differences) > SAME * max(map(abs, differences)):
-        test = stats.ttest_rel([a for a, _ in pairs], [b for _, b in pairs])
-        interval = test.confidence_interval(0.95)
-        low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
-    return {"difference": mean, "low": low, "high": high, "p": p, "n": n}
+        error = statistics.stdev(differences) * math.sqrt(1 / n + overlap)
+        half = float(stats.t.ppf(0.975, n - 1)) * error
+        t, low, high = mean / error, mean - half, mean + half
+        p = 2 * float(stats.t.sf(abs(t), n - 1))
+    return {"difference": mean, "t": t, "low": low, "high": high, "p": p, "n": n}

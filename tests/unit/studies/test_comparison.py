@@ -150,7 +150,7 @@ def test_paired_differences_are_those_of_the_t_test(tmp_path):
         (method, metric) for method in ("FedProx", "FedEP") for metric in ("accuracy", "nll", "ece", "brier")
     }
     for entry in result.paired:
-        assert set(entry) == {"method", "versus", "metric", "difference", "low", "high", "p", "n"}
+        assert set(entry) == {"method", "versus", "metric", "difference", "t", "low", "high", "p", "n"}
         assert (entry["versus"], entry["n"]) == ("FedAvg", 3)
         a, b = values[entry["method"], entry["metric"]], values["FedAvg", entry["metric"]]
         differences = [x - y for x, y in zip(a, b, strict=True)]
@@ -173,6 +173,15 @@ def test_two_seeds_or_differences_without_variance_have_no_test(pairs):
     found = paired_test(pairs)
     assert found["difference"] == pytest.approx(sum(a - b for a, b in pairs) / len(pairs))
     assert (found["low"], found["high"], found["p"], found["n"]) == (None, None, None, len(pairs))
+
+
+def test_overlapping_splits_widen_the_interval_as_nadeau_and_bengio_compute_it():
+    pairs = [(0.50, 0.49), (0.60, 0.56), (0.40, 0.39), (0.55, 0.49)]  # differences .01 .04 .01 .06: mean .03, s² .0006
+    t = 0.03 / math.sqrt(0.0006 * (1 / 4 + 1 / 3))
+    found = paired_test(pairs, overlap=1 / 3)
+    assert found["t"] == pytest.approx(t)
+    assert found["high"] == pytest.approx(0.03 * (1 + 3.182446 / t))
+    assert paired_test(pairs)["p"] == pytest.approx(stats.ttest_1samp([0.01, 0.04, 0.01, 0.06], 0).pvalue)
 
 
 def test_seeds_where_one_of_the_two_has_no_score_are_left_out():
