@@ -35,8 +35,18 @@ def reproduce(tmp_path, sketched):
     torch.set_num_threads(threads)
 
 
-# They run in test_fedep_exact.py, test_fednp_toy.py, test_personal_hospitals.py, test_sa_ode.py and test_cli.py.
-ELSEWHERE = {"fedep-linear", "fedep-toy", "fednp-moments", "fednp-toy", "hospitals", "personal-hospitals", "sa-ode"}
+# They run in test_cli.py, test_fedep_exact.py, test_fednp_toy.py, test_hospital_sets.py, test_personal_hospitals.py
+# and test_sa_ode.py.
+ELSEWHERE = {
+    "fedep-linear",
+    "fedep-toy",
+    "fednp-moments",
+    "fednp-toy",
+    "hospital-sets",
+    "hospitals",
+    "personal-hospitals",
+    "sa-ode",
+}
 # The code of another recipe with other data, or with another number of clients.
 SAME = {"fednp-cifar100-50", "fednp-cifar100-100", "fednp-fmnist-labels", "sa-cifar100", "sa-fmnist-tenth"}
 
@@ -65,6 +75,7 @@ NEEDS_NOTHING = {
     "fedep-toy",
     "fednp-moments",
     "fednp-toy",
+    "hospital-sets",
     "hospitals",
     "personal-hospitals",
     "sa-ode",

@@ -173,16 +173,18 @@ class PartialPooling(Factors):
         return replace(server, q=moved.q, tau2=self._learned(server, update), rounds=server.rounds + 1)
 
     def _learned(self, server: Server, update: Update) -> Tensor:
-        """τ² ← τ² √((Σ g² + ν τ₀²/τ⁴) / (Σ G + ν/τ²)), by at most a factor of 2 in a round. Both sums are scaled from
-        the clients of the round to all clients; ν is the `strength` of the prior around τ₀ = `tau`."""
+        """τ² ← τ² √((Σ g² + ν τ₀²/τ⁴) / (Σ G + ν/τ²)), by at most a factor of 2. ν is the `strength` of the prior
+        around τ₀ = `tau`. Both sums are scaled from the clients of the round to all clients, and the step is shortened
+        by their share, so that a client alone, such as one that joins, cannot choose the widths."""
         tau2 = server.tau2
         varies = (tau2 > 0) & (tau2 < LARGEST) & (server.rounds >= self.settle)
         if not self.learn or not bool(varies.any()):
             return tau2
-        share = server.clients / update.one
-        wider = update.squares * share + self.strength * (self.tau / tau2).square()
-        narrower = update.precisions * share + self.strength / tau2
-        return torch.where(varies, tau2 * (wider / narrower).sqrt().clamp(0.5, 2.0), tau2)
+        share = update.one / server.clients
+        wider = update.squares / share + self.strength * (self.tau / tau2).square()
+        narrower = update.precisions / share + self.strength / tau2
+        step = (wider / narrower).sqrt().clamp(0.5, 2.0) ** share
+        return torch.where(varies, tau2 * step, tau2)
 
     def personal(self, server: Server, state: Client) -> Gaussian:
         return self._prior(server.q, state, server.tau2[server.groups]) * state.likelihood
