@@ -29,8 +29,8 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         hospitals.RECIPE, personal_hospitals.RECIPE, hospital_sets.RECIPE, dp.RECIPE, batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
-        *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES, fednp_moments.RECIPE, fednp_toy.RECIPE, *pfnm.RECIPES, *pfnm_more.RECIPES,
-        *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
+        *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES, fednp_moments.RECIPE, fednp_toy.RECIPE, *pfnm.RECIPES,
+        *pfnm_more.RECIPES, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
     )
 }  # fmt: skip
 
