@@ -67,6 +67,7 @@ def run(
 
     from consilience.config import read_config
     from consilience.core.files import explained, write_atomically
+    from consilience.core.text import in_order
     from consilience.runs.fit import fit
     from consilience.runs.run import Callback
     from consilience.runs.tracking import TensorBoard
@@ -110,11 +111,11 @@ def run(
         return
     keep_config()
     last = result.history[-1]
-    kinds = {"point": last.get("eval", {}), "marginal": last.get("marginal", {})}
-    scores = Table("", *kinds["point"], title=f"{result.algorithm.name}, round {last['round']}")
-    for kind, values in kinds.items():
-        if values:
-            scores.add_row(kind, *(f"{value:.4f}" for value in values.values()))
+    found = {"point": last.get("eval", {}), "marginal": last.get("marginal", {})}
+    kinds = {kind: values for kind, values in found.items() if values}
+    scores = Table("", *kinds, title=f"{result.algorithm.name}, round {last['round']}")
+    for metric in in_order(metric for values in kinds.values() for metric in values):
+        scores.add_row(metric, *(f"{values[metric]:.4f}" if metric in values else "" for values in kinds.values()))
     Console().print(scores)
     print_report(directory)
 
