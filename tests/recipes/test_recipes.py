@@ -49,6 +49,7 @@ ELSEWHERE = {
 }
 # The code of another recipe with other data, or with another number of clients.
 SAME = {"fednp-cifar100-50", "fednp-cifar100-100", "fednp-fmnist-labels", "sa-cifar100", "sa-fmnist-tenth"}
+SAME |= {"personal-permuted"}
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE | SAME])

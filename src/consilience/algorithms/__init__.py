@@ -2,6 +2,7 @@
 
 from consilience.algorithms.adf import ADF
 from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.ditto import Ditto
 from consilience.algorithms.downpour import Downpour
 from consilience.algorithms.ensemble import Ensemble
 from consilience.algorithms.fedavg import FedAvg
@@ -15,7 +16,9 @@ from consilience.algorithms.fedla import FedLA
 from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fednp import FedNP
 from consilience.algorithms.fedpa import FedPA, FedPADiagonal
+from consilience.algorithms.fedper import FedPer
 from consilience.algorithms.fedprox import FedProx
+from consilience.algorithms.fedrep import FedRep
 from consilience.algorithms.fedsep import FedSEP
 from consilience.algorithms.fedsgd import FedSGD
 from consilience.algorithms.gan.bayesgan import BayesGAN
@@ -27,6 +30,7 @@ from consilience.algorithms.gan.probgan import ProbGAN
 from consilience.algorithms.gan.sampled_epgan import SampledEPGAN
 from consilience.algorithms.moon import MOON
 from consilience.algorithms.partial_pooling import PartialPooling
+from consilience.algorithms.pfedme import PFedMe
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.private import Private
 from consilience.algorithms.references import LocalOnly, Pooled
@@ -39,9 +43,9 @@ from consilience.algorithms.shared.factors import Factors
 from consilience.algorithms.switch import Switch
 
 __all__ = [
-    "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Downpour",
-    "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN",
-    "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedProx", "FedSEP", "FedSGD", "Krum", "LocalOnly",
-    "Median", "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch",
-    "TrimmedMean", "algorithm", "change", "epsilon",
+    "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Ditto",
+    "Downpour", "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx",
+    "FedGAN", "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedPer", "FedProx", "FedRep", "FedSEP",
+    "FedSGD", "Krum", "LocalOnly", "Median", "PFedMe", "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust",
+    "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change", "epsilon",
 ]  # fmt: skip

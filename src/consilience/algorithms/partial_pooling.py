@@ -12,7 +12,7 @@ from consilience.algorithms.shared import factors
 from consilience.algorithms.shared.factors import Factors, gap_to_product
 from consilience.algorithms.shared.groups import groups
 from consilience.algorithms.shared.judging import measured
-from consilience.core import ConfigError, Count, Gaussian, NonNegative, Positive, Width, record
+from consilience.core import ConfigError, Count, Gaussian, NonNegative, Positive, Range, Ranges, Width, record
 from consilience.core.records import static
 from consilience.data.cohort import Cohort, Info
 from consilience.server.optimizers import Momentum
@@ -76,6 +76,7 @@ class PartialPooling(Factors):
 
     excludes: ClassVar[bool] = True
     private_state: ClassVar[bool] = True
+    ranges: ClassVar[Ranges] = {"tau": Range(0.03, 3.0)}
     tau: Width = 0.3
     parts: Literal["all", "kinds", "layers"] | tuple[str, ...] = "kinds"
     learn: bool = True

@@ -106,14 +106,18 @@ class Chain(ABC):
         loss: Callable[..., Tensor] | None = None,
         prior: Gaussian | None = None,
         shared: tuple[Any, ...] = (),
+        pace: Tensor | None = None,
+        first: int = 0,
     ) -> Tensor:
-        """The parameters [K, P] after the last epoch, from θ [P] or [K, P], at the pace of the task.
+        """The parameters [K, P] after the last epoch, from θ [P] or [K, P], at the pace of the task, times `pace` [P].
 
-        `loss(task, θ, batch, *own, *shared)` of one client is the task's own unless it is given."""
-        gradient, pace, running = task.gradient(loss), task.pace, task.running
+        `loss(task, θ, batch, *own, *shared)` of one client is the task's own unless it is given. `first` is the number
+        of the first epoch: a client that trains twice in a round sees other batches the second time."""
+        gradient, paces = task.gradient(loss), [one for one in (task.pace, pace) if one is not None]
         for last in self.iterates(
-            gradient, theta, cohort, *own, pace=pace, running=running, prior=prior, shared=shared
-        ):
+            gradient, theta, cohort, *own, pace=math.prod(paces) if paces else None, running=task.running, prior=prior,
+            shared=shared, first=first,
+        ):  # fmt: skip
             theta = last
         return theta
 
@@ -128,13 +132,14 @@ class Chain(ABC):
         prior: Gaussian | None = None,
         shared: tuple[Any, ...] = (),
         look: Look | None = None,
+        first: int = 0,
     ) -> Iterator[Tensor]:
         """The parameters [K, P] of every client after every epoch, from θ [P] or [K, P]. The same tensor is yielded
         each time: copy what must last.
 
         `own` and `prior` are cut to the clients that still have a batch. `pace` [P] multiplies the step sizes. Where
         `running` [P] is not 0, θ moves by that share of the loss's gradient and by nothing else. `look` is called after
-        every step."""
+        every step. `first` is as in a call."""
         theta = theta.expand(len(cohort), -1).clone()
         memory, taken = self.memory(theta), torch.zeros_like(cohort.n)
         loss, seen = torch.zeros_like(cohort.n[:, 0]), torch.zeros_like(cohort.n[:, 0])
@@ -146,9 +151,9 @@ class Chain(ABC):
         for epoch in range(self.epochs):
             loss.zero_()
             seen.zero_()
-            for step, (k, batch) in enumerate(islice(cohort.epoch(epoch, self.batch_size), self.longest)):
+            for step, (k, batch) in enumerate(islice(cohort.epoch(first + epoch, self.batch_size), self.longest)):
                 now = theta[:k]
-                noise = cohort.noise(k, theta.shape[1], tag=f"chain {epoch} {step}") if self.noisy else None
+                noise = cohort.noise(k, theta.shape[1], tag=f"chain {first + epoch} {step}") if self.noisy else None
                 size = self.step_size(cohort, epoch, step, k)
                 size = size if pace is None else size * pace
                 held = None if prior is None else prior.first(k)

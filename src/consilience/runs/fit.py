@@ -158,6 +158,7 @@ def _facts(method: Method, stages: list[Stage], settings: Settings, precision: s
     return {
         "algorithm": describe(method),
         "method": method.name,
+        "alone": stages[-1].algorithm.alone,
         "task": {"kind": task.kind, "parameters": task.size, "module": str(task.module)},
         "federation": federation_facts(federation),
         "rounds": settings.rounds,

@@ -40,7 +40,7 @@ from consilience.runs.export import Example, export_module, ready, save_pretrain
 from consilience.runs.identity import describe
 from consilience.runs.members import Members
 from consilience.runs.rows import flat, frame
-from consilience.runs.stored import RunFiles
+from consilience.runs.stored import RunFiles, no_newcomer
 from consilience.tasks import Adversarial, Supervised, Task
 from consilience.tasks.statistics import Sums, needs_statistics, with_sums
 
@@ -156,7 +156,9 @@ class Run:
 
     def newcomer(self) -> Belief:
         """The belief about the weights of a client that never took part: wider than `posterior` under partial pooling,
-        whose posterior is about the mean of the clients."""
+        whose posterior is about the mean of the clients. Methods whose clients are alone have none."""
+        if self.algorithm.alone:
+            raise no_newcomer(self.algorithm.name)
         return self.algorithm.newcomer(self.server)
 
     def forget(self, client: int | str, *, rounds: Size = 0, seed: int = 0) -> Run:
@@ -312,8 +314,7 @@ class Run:
             known = {client: learned[name] for client, name in enumerate(names) if name in learned}
         else:
             known = {client: client for client in range(len(test)) if len(test) == len(self.federation)}
-        everyone = self.newcomer()
-        return lambda client: self.personal(known[client]) if client in known else everyone
+        return lambda client: self.personal(known[client]) if client in known else self.newcomer()
 
     def uncertainty(self, data: Source, *, samples: int = SAMPLES, batch_size: int | None = None) -> Uncertainty:
         """The uncertainty about every example of a new client, split into its causes. `batch_size` is as in

@@ -146,6 +146,8 @@ class StoredRun:
     @property
     def newcomer(self) -> Belief:
         """The belief about the weights of a client that never took part, at the last checkpoint."""
+        if self.config.get("alone"):
+            raise no_newcomer(self.files().method)
         posterior, path = self.posterior, self.directory / NEWCOMER
         if not path.exists():
             return posterior
@@ -242,6 +244,14 @@ class StoredRun:
 
     def _data(self, name: str, otherwise: Any = "") -> Any:
         return (self.config.get("federation") or {}).get(name) or otherwise
+
+
+def no_newcomer(method: str) -> TaskError:
+    """The error for predictions at a new client, where every client has learned a model for itself alone."""
+    return TaskError(
+        f"every client of {method} has a model of its own, and there is none for a new client: name a client, or use a "
+        "method with a shared model, such as FedAvg or PartialPooling"
+    )
 
 
 def load_run(directory: str | Path) -> StoredRun:

@@ -139,8 +139,17 @@ def test_clients_of_a_test_are_known_by_their_names() -> None:
     straight = {client["name"]: client["metrics"] for client in run.evaluate(federation).clients}
     turned = run.evaluate(cs.Federation.from_silos(dict(reversed(silos.items())))).clients
     assert {client["name"]: client["metrics"] for client in turned} == straight
-    (stranger,) = run.evaluate(cs.Federation.from_silos({"elsewhere": federation.client(0)})).clients
+
+
+def test_a_test_client_that_did_not_learn_is_a_new_one() -> None:
+    task, federation = linear()
+    elsewhere = cs.Federation.from_silos({"elsewhere": federation.client(0)})
+    run = fit(cs.algorithms.Ditto(cs.SGD(lr=0.1, batch_size=100)), task, federation, rounds=3)
+    (stranger,) = run.evaluate(elsewhere).clients
     assert stranger["metrics"] == evaluate(run.task, run.posterior, federation.client(0)).point
+    alone = fit(cs.LocalOnly(cs.SGD(lr=0.1, batch_size=100)), task, federation, rounds=3)
+    with pytest.raises(TaskError, match="there is none for a new client"):
+        alone.evaluate(elsewhere)
 
 
 def test_a_posterior_is_scored_both_at_its_mean_and_averaged() -> None:

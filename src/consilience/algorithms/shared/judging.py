@@ -131,15 +131,19 @@ def judged(measures: dict[str, Tensor], **bounds: float | None) -> dict[int, str
 
 def exhausting(q: Gaussian, total: Gaussian, measures: dict[str, Tensor]) -> dict[int, str]:
     """The row that takes away most of q's precision, if the updates `total` of a round together leave too little."""
-    if "fall" not in measures or not _exhausted(q.proper(), q * total):
+    if "fall" not in measures or not _exhausted(q, q * total):
         return {}
     reason = f"the round would leave less than {LEFT:g} of the posterior's precision, and it takes away most"
     return {int(measures["fall"].argmax()): reason}
 
 
 def _exhausted(q: Gaussian, after: Gaussian) -> bool:
+    """Along an axis where q has no precision, nothing can be taken away."""
     least = Gaussian(after.eta, after.lam - LEFT * q.lam)
-    return bool((least.spectrum()[0] < 0).any() if least.full else (least.lam < 0).any())
+    if not least.full:
+        return bool((least.lam < 0).any())
+    values, _, rounding = least.spectrum()
+    return bool((values < -rounding).any())
 
 
 WORDS = {

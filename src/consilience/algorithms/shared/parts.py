@@ -29,6 +29,13 @@ def places(task: Task, parts: tuple[str, ...]) -> Tensor:
     return chosen.nonzero().squeeze(1).to(task.device)
 
 
+def last_layer(task: Task, method: str) -> tuple[str, ...]:
+    """The name of the last linear layer, which a method takes for the head."""
+    if task.main.head is None:
+        raise TaskError(f"{method} keeps the head at the clients, and the module has no linear layer: name its parts")
+    return (task.main.head,)
+
+
 def _members(task: Task, part: str) -> set[str]:
     """The names in θ of a part's parameters."""
     module, learned = task.module, set(task.main.names)
