@@ -62,6 +62,18 @@ def test_counts_coverage_and_sizes_are_the_simulators(world, method):
         assert ours["metrics"]["coverage"] == pytest.approx(theirs["metrics"]["coverage"])
 
 
+@pytest.mark.parametrize("method", [FEDAVG, POOLING], ids=lambda method: method.name)
+def test_a_site_keeps_the_belief_that_it_predicts_with(world, method):
+    there = world(method)
+    score(there, 2)
+    wanted = there.simulated(2, test=there.held_out, calibration=there.calibration)
+    kept = {name: file for name in NAMES[:4] for file in there.folder.rglob(f"{name}-*/posterior.safetensors")}
+    assert set(kept) == set(NAMES[:4])
+    for name, file in kept.items():
+        assert_same(cs.load_posterior(file), wanted.personal(name))
+        assert file.stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -76,7 +76,7 @@ class PartialPooling(Factors):
 
     excludes: ClassVar[bool] = True
     private_state: ClassVar[bool] = True
-    ranges: ClassVar[Ranges] = {"tau": Range(0.03, 3.0)}
+    ranges: ClassVar[Ranges] = {"tau": Range(0.03, 3.0), "server.lr": None}
     tau: Width = 0.3
     parts: Literal["all", "kinds", "layers"] | tuple[str, ...] = "kinds"
     learn: bool = True

@@ -43,5 +43,6 @@ class Choice:
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
 
-# By field; "server.lr" is a field of the part `server` and takes precedence over the range that the part declares.
-Ranges = Mapping[str, Range | Choice]
+# By field; "server.lr" is a field of the part `server` and takes precedence over the range that the part declares. None
+# means that the field is not tuned.
+Ranges = Mapping[str, Range | Choice | None]

@@ -215,7 +215,9 @@ class FlowerClient:
         task = self._prepared(algorithm, request)
         if "statistics" in records:
             task = with_sums(task, to(unpack(records["statistics"]), self.device))
-        return task, self._belief(algorithm, request, records)
+        belief = self._belief(algorithm, request, records)
+        ClientStorage(self.folder, request.experiment, self.name).write_belief(belief)
+        return task, belief
 
     def _belief(self, algorithm: Algorithm, request: BeliefRequest, records: dict[str, bytes]) -> Belief:
         """The server's belief or, where clients have beliefs of their own, that of this site's state."""

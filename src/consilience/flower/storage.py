@@ -9,11 +9,13 @@ import logging
 import re
 from pathlib import Path
 
+from consilience.core.beliefs import Belief
 from consilience.core.errors import RecordError
 from consilience.core.files import private_folder, read_file, write_atomically
 from consilience.core.records import Tree, notes, record
 from consilience.core.seals import seal, unseal
 from consilience.flower.messages import Token
+from consilience.runs.directory import POSTERIOR
 
 log = logging.getLogger("consilience")
 
@@ -62,6 +64,12 @@ class ClientStorage:
         """Write a result and its reply. This must happen before the reply is sent."""
         private_folder(self.path)
         write_atomically(self._file(token), seal(result, reply=reply, **self._about(token)), private=True)
+
+    def write_belief(self, belief: Belief) -> None:
+        """Keep the belief that this site predicts with, for `load_posterior`."""
+        private_folder(self.path)
+        sealed = seal(belief, experiment=self._experiment, client=self._client)
+        write_atomically(self.path / POSTERIOR, sealed, private=True)
 
     def prune(self, token: Token, keep: set[Token]) -> None:
         """Delete files older than `token` that are not in `keep`, and unfinished ones. Newer files stay, because a

@@ -47,7 +47,7 @@ def read_lines(path: Path, run: str, up_to: int | None = None) -> list[dict[str,
 
 
 def read_posterior(path: Path, **about: str) -> tuple[int, Belief]:
-    """(round, belief) of a file that a run wrote."""
+    """(round, belief) of a file that a run or a site wrote. A site's has the round 0."""
     try:
         data = read_file(path)
         belief = unseal(data, **about)
@@ -57,4 +57,4 @@ def read_posterior(path: Path, **about: str) -> tuple[int, Belief]:
         raise CheckpointError(f"{path} holds no posterior: {error}") from error
     if not isinstance(belief, Belief):
         raise CheckpointError(f"{path} holds no posterior, but a {type(belief).__name__}")
-    return int(notes(data)["round"]), belief
+    return int(notes(data).get("round", 0)), belief

@@ -164,7 +164,7 @@ class Run:
     def forget(self, client: int | str, *, rounds: Size = 0, seed: int = 0) -> Run:
         """This run without one client: its factor is divided out of the server's belief. Exact for conjugate models;
         otherwise `rounds` of the other clients refine their factors. A simulated run of a method that has a factor for
-        each client, such as FedEP. This run stays as it is."""
+        each client, such as FedEP. This run stays as it is. `runs.changes(before, after)` compares the two."""
         members = self._members(seed).without(self.federation.number(client))
         return self._changed(members, rounds)
 

@@ -112,7 +112,7 @@ def read_runs(directory: Path, methods: Sequence[str], entries: Sequence[dict[st
 
 def load_posterior(path: str | Path) -> Belief:
     """The server's belief about the weights at the last checkpoint, from a run's directory or from a copy of its
-    posterior.safetensors."""
+    posterior.safetensors. A site of a real federation has such a file with the belief that it predicts with itself."""
     run = RunDirectory(Path(path))
     if run.exists():
         return run.posterior()

@@ -31,14 +31,14 @@ def knobs(method: Any) -> list[Knob]:
         if not is_dataclass(owner) or name not in {field.name for field in fields(owner)}:
             raise ConfigError(f"the ranges of {type(method).__name__} name {path!r}, which it does not have")
         value = getattr(owner, name)
-        if value is not None:
+        if value is not None and within is not None:
             together.setdefault((type(owner), name, repr(value)), []).append((path, within))
     return [Knob(tuple(path for path, _ in found), found[0][1]) for found in together.values()]
 
 
-def _declared(component: Any) -> dict[str, Range | Choice]:
+def _declared(component: Any) -> dict[str, Range | Choice | None]:
     """Ranges by path. A component's range of a part's setting has precedence over the part's own."""
-    found: dict[str, Range | Choice] = {}
+    found: dict[str, Range | Choice | None] = {}
     for field in fields(component) if is_dataclass(component) else ():
         part = getattr(component, field.name)
         if is_dataclass(part) and not isinstance(part, type):

@@ -78,6 +78,34 @@ def test_a_test_federation_without_names_still_finds_the_clients_that_are_left(w
     assert found.clients[3]["metrics"] == pytest.approx(own.clients[0]["metrics"])
 
 
+def test_changes_show_every_clients_scores_before_and_after(world):
+    run = fit(POOLING, world)
+    left = run.forget("Basel")
+    found = cs.runs.changes(run, left, world[1])
+    assert [(row["client"], row["was"], row["is"]) for row in found.rows][:2] == [
+        ("Basel", True, False),
+        ("Bern", True, True),
+    ]
+    basel = found.rows[0]
+    own, new = (
+        cs.evaluate(run.task, belief, world[1].client("Basel")).point
+        for belief in (run.personal("Basel"), left.newcomer())
+    )
+    assert basel["before"] == pytest.approx(own)
+    assert basel["after"] == pytest.approx(new)
+    distance = (left.posterior.mean - run.posterior.mean).abs() / run.posterior.variance.sqrt()
+    assert found.moved == pytest.approx(float(distance.mean()))
+    text = repr(found)
+    assert "left" in text.splitlines()[1]
+    assert "has moved by" in text
+
+
+def test_changes_need_the_test_data_of_clients(world):
+    run = fit(POOLING, world)
+    with pytest.raises(DataError, match="pass test=, a Federation"):
+        cs.runs.changes(run, run.forget("Basel"))
+
+
 def test_what_cannot_be_forgotten_or_joined_is_refused(world):
     run = fit(EP, world)
     with pytest.raises(DataError, match="no client 'Bsel'; did you mean 'Basel'"):

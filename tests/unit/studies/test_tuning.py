@@ -15,6 +15,7 @@ from consilience.studies.compare import compare
 from consilience.studies.knobs import candidates, knobs, settings, with_settings
 from consilience.studies.setting import Setting
 from consilience.studies.tune import tune
+from support.methods import ALGORITHMS, label
 from support.scenarios import blobs, linear
 
 TRAIN = cs.SGD(lr=0.1, epochs=2)
@@ -116,6 +117,20 @@ def test_a_sites_optimiser_that_is_the_servers_stays_so():
 def test_a_component_may_say_where_its_parts_are_tuned():
     (knob,) = knobs(cs.algorithms.FedSGD(server=cs.server.Adam()))
     assert knob.within == cs.algorithms.FedSGD.ranges["server.lr"] != cs.server.Adam.ranges["lr"]
+
+
+@pytest.mark.parametrize("method", [m for m in ALGORITHMS if knobs(m)], ids=label)
+def test_every_method_accepts_the_settings_that_it_declares(method):
+    drawn = candidates("method", method, 5)
+    assert settings(with_settings(method, drawn[-1])) == drawn[-1]
+
+
+def test_a_setting_with_the_range_none_is_not_tuned():
+    """Sites must add up to q, so the server of PartialPooling is plain; that of FedAvg, before a switch, is not."""
+    found = [path for knob in knobs(cs.Switch(cs.FedAvg(TRAIN), cs.PartialPooling(), at=2)) for path in knob.paths]
+    assert "first.server.lr" in found
+    assert "then.tau" in found
+    assert "then.server.lr" not in found
 
 
 def test_ranges_of_what_is_not_there_are_refused():
