@@ -505,22 +505,24 @@ def test_reproduce_prints_one_json_object_and_nothing_else(tmp_path: Path) -> No
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
     assert ended.stdout.count("\n") == 1
-    assert set(result) == {"name", "quick", "seeds", "rows", "seconds"}
+    assert set(result) == {"name", "quick", "seeds", "finding", "rows", "seconds"}
     assert (result["name"], result["quick"], result["seeds"]) == ("hospitals", True, 1)
     assert result["seconds"] > 0
     assert all(set(row) == {"method", "metric", "mean", "std", "paper"} for row in result["rows"])
     accuracy = {row["method"]: row["mean"] for row in result["rows"] if row["metric"] == "accuracy"}
-    assert {"Pooled", "LocalOnly", "FedAvg", "FedProx"} <= set(accuracy)
+    assert {"alone", "one model for all", "partial pooling"} == set(accuracy)
     assert all(0.6 < value < 1 for value in accuracy.values())
     assert (tmp_path / "h" / "report.html").exists()
 
 
-def test_demo_prints_a_table_and_a_second_one_goes_beside_the_first(consilience: Command, tmp_path: Path) -> None:
+def test_the_demo_begins_with_its_finding_and_a_second_one_goes_beside_the_first(
+    consilience: Command, tmp_path: Path
+) -> None:
     (tmp_path / "runs" / "demo").mkdir(parents=True)
     ended = consilience("demo", "--quick")
     assert ended.code == 0
-    assert "Heart disease at four hospitals" in ended.out
-    assert "FedAvg" in ended.out
+    assert ended.out.startswith("A hospital that joins with 20 patients of its own predicts")
+    assert "partial pooling" in ended.out
     assert ended.err.endswith("report: runs/demo-2/report.html\n")
     assert not list((tmp_path / "runs" / "demo").iterdir())
 

@@ -15,7 +15,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Directory to write to.")] = Path("runs/demo"),
     quick: Annotated[bool, typer.Option("--quick", help="The small size, a few seconds.")] = False,
 ) -> None:
-    """Train a heart-disease model at four hospitals; prints a table, writes a report page."""
+    """Should a hospital take part? Four hospitals and a model of heart disease: prints what was found and a table,
+    writes a report page."""
     _reproduce("hospitals", quick, None, out, as_json=False, resume=False, fresh=True)
 
 
@@ -49,7 +50,8 @@ def _reproduce(name: str, quick: bool, seeds: int | None, out: Path, as_json: bo
     if as_json:
         rows = [{k: getattr(row, k) for k in ("method", "metric", "mean", "std", "paper")} for row in result.rows]
         seconds = time.perf_counter() - start
-        print(json.dumps({"name": name, "quick": quick, "seeds": count, "rows": rows, "seconds": seconds}))
+        found = {"finding": result.finding} if result.finding else {}
+        print(json.dumps({"name": name, "quick": quick, "seeds": count, **found, "rows": rows, "seconds": seconds}))
     else:
         result.print()
     print_report(directory)

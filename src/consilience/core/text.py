@@ -25,7 +25,7 @@ LONG = {
     "sequence_error_rate": "Share of wrong sequences",
     "concordance": "Concordance, share of pairs in the right order",
     "auroc": "Area under the ROC curve",
-    "coverage": "Share of targets in their prediction set",
+    "coverage": "Coverage of prediction sets",
     "set_size": "Classes in a prediction set",
     "interval_width": "Width of a prediction interval",
     "naive_coverage": "Share of targets in a set that takes the model to be right",

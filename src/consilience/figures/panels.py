@@ -7,11 +7,14 @@ from consilience.core.errors import ConsilienceError
 
 @dataclass(frozen=True)
 class Curve:
-    """Points joined by a line: in the colour of a method, or thin and dashed for any other label."""
+    """Points joined by a line: in the colour of a method, or thin and dashed for any other label. `low` and `high` are
+    the edges of a band around it."""
 
     label: str
     x: list[float]
     y: list[float]
+    low: list[float] | None = None
+    high: list[float] | None = None
 
 
 @dataclass(frozen=True)

@@ -113,10 +113,11 @@ class Chain(ABC):
 
         `loss(task, θ, batch, *own, *shared)` of one client is the task's own unless it is given. `first` is the number
         of the first epoch: a client that trains twice in a round sees other batches the second time."""
-        gradient, paces = task.gradient(loss), [one for one in (task.pace, pace) if one is not None]
+        if task.pace is not None:
+            pace = task.pace if pace is None else task.pace * pace
         for last in self.iterates(
-            gradient, theta, cohort, *own, pace=math.prod(paces) if paces else None, running=task.running, prior=prior,
-            shared=shared, first=first,
+            task.gradient(loss), theta, cohort, *own, pace=pace, running=task.running, prior=prior, shared=shared,
+            first=first,
         ):  # fmt: skip
             theta = last
         return theta

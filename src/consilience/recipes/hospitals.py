@@ -1,69 +1,185 @@
-"""Four hospitals train a model of heart disease together (UCI heart disease: a natural federation)."""
+"""Should a hospital take part? Four real hospitals (UCI heart disease): together, joining, without labels, leaving."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
 
 import torch
 
-from consilience.algorithms import Algorithm, FedAvg, FedEP, FedProx, LocalOnly, Pooled
-from consilience.data import Federation, heart_disease, partition
-from consilience.engines import Simulator
-from consilience.evaluation.scores import evaluate
+from consilience.algorithms import Algorithm, FedEP, PartialPooling
+from consilience.core.text import listing
+from consilience.data import Federation
+from consilience.figures.panels import Curve, Heat, Panel, Panels
 from consilience.inference import Newton
-from consilience.models import logistic
-from consilience.optim import SGD
-from consilience.recipes.base import Options, Recipe, compared, seeded
-from consilience.runs.run import Run
-from consilience.studies import Comparison, Setting
-from consilience.tasks.supervised import Classification
+from consilience.metrics import spread
+from consilience.recipes.base import Options, Recipe, finished, rows_of
+from consilience.recipes.personal_members import halves
+from consilience.recipes.personal_setting import Table, hospitals, learn, names, scored, without
+from consilience.runs import Run, changes
+from consilience.studies.comparison import Comparison
 
+ALONE, SHARED, OWN = "alone", "one model for all", "partial pooling"
+LABELLED = (5, 10, 20, 40)
+SHOWN = 20  # labelled patients, in the finding
+DRAWS = 200  # of a posterior, for predictions
 TEXT = (
     "Cleveland, Hungary, Switzerland and Long Beach each hold the records of their own patients, with different "
-    "shares of disease and different missing columns. Each hospital keeps a quarter of its patients for testing; "
-    "each seed is another random split, the same for all methods. The model is logistic regression on 29 features. "
-    "LocalOnly tests each hospital's own model on its own patients, and such a model includes how common the disease "
-    "is there; “accuracy elsewhere” is the accuracy of a hospital's model at the other three. Pooled trains on all "
-    "records in one place. FedEP has a posterior: “marginal” averages the predictions of ten draws from it."
+    "shares of disease and different missing columns. The model is Bayesian logistic regression on 29 features. "
+    "“alone”: every hospital by itself. “one model for all”: FedEP, which equals the posterior of all records in one "
+    "place. “partial pooling”: every hospital has weights of its own around a common mean, and the federation learns "
+    "how far they differ. Scores at home are those of a quarter of every hospital's patients; a seed is another random "
+    "split. “m = 20”: three hospitals train with all their patients, and the fourth joins with 20 labelled patients of "
+    "its own; half of its patients are the test data. “m = 0” is a hospital without labels. Coverage is that of sets "
+    "that should contain the truth for 90 % of the patients; half of the patients train the model for them, a quarter "
+    "calibrates. Splits share patients, so standard deviations over splits say less than they would for new patients."
 )
 
 
-def methods() -> dict[str, Algorithm]:
-    """The same local optimiser and number of passes over the data for each method; FedEP has exact inference, which so
-    small a model allows."""
-    train = SGD(lr=0.05, epochs=2, batch_size=16, weight_decay=1e-3)
+def methods() -> dict[str, tuple[Algorithm, int]]:
+    """Methods and their rounds. PartialPooling whose common mean is fixed at 0 is every hospital alone."""
+    own = PartialPooling(Newton(), damping=1.0, prior=1.0, tau=0.1**0.5, parts="all")
     return {
-        "Pooled": Pooled(train),
-        "LocalOnly": LocalOnly(train),
-        "FedAvg": FedAvg(train),
-        "FedProx": FedProx(train, mu=0.1),
-        "FedEP": FedEP(Newton(steps=2), damping=1.0, prior=1.0),
+        ALONE: (PartialPooling(Newton(), damping=1.0, prior=1e10, tau=1.0, parts="all", learn=False), 2),
+        SHARED: (FedEP(Newton(), damping=1.0, prior=1.0), 6),
+        OWN: (own, 15),
     }
 
 
-def setting(split: int) -> Setting:
-    """A random split of every hospital's patients."""
-    data = heart_disease()
-    train, test = partition.by_group(data, "hospital").split(0.25, seed=split)
-    model = seeded(split, lambda: logistic(data.x.shape[1:], 2))
-    return Setting(Classification(model), train, test)
+@dataclass
+class Study:
+    """The scores of all splits, and the change of every hospital's NLL where one is forgotten, by (left, hospital)."""
 
+    options: Options
+    table: Table = field(default_factory=Table)
+    forgotten: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
-def elsewhere(run: Run, at: Setting) -> dict[str, float]:
-    """The accuracy of each hospital's model on the other hospitals' patients, averaged over hospitals."""
-    test = at.test
-    assert isinstance(test, Federation)
-    scores = []
-    for here in range(len(test)):
-        belief = run.personal(here) if len(run.federation) == len(test) else run.posterior
-        others = torch.cat([test.indices(there) for there in range(len(test)) if there != here])
-        scores.append(evaluate(run.network, belief, test.data[others]).point["accuracy"])
-    return {"accuracy elsewhere": sum(scores) / len(scores)}
+    @property
+    def labelled(self) -> tuple[int, ...]:
+        """Numbers of labelled patients that a hospital joins with."""
+        return (SHOWN,) if self.options.quick else LABELLED
+
+    def split(self, seed: int) -> None:
+        """All questions on one random split."""
+        train, test = hospitals().split(0.25, seed=seed)
+        for label, method in methods().items():
+            self.options.tell(label, seed)
+            run = learn(method, train)
+            self.home(label, run, test)
+            self.join(label, method, seed)
+            if label == OWN:
+                self.leave(run, test)
+                self.sets(method, seed)
+
+    def home(self, label: str, run: Run, test: Federation) -> None:
+        """Every hospital's own patients, predicted by the posterior that it would use."""
+        probs, y = [], []
+        for name in names(test):
+            own = test.client(name)
+            probs.append(run.predict(own.x, client=name, samples=DRAWS))
+            y.append(own.y)
+            self.table.add(label, scored(probs[-1], own.y, "nll"), hospital=name)
+        self.table.add(label, scored(torch.cat(probs), torch.cat(y), "accuracy", "nll", "auroc"))
+
+    def join(self, label: str, method: tuple[Algorithm, int], seed: int) -> None:
+        """Every hospital in turn joins the three others, or has no labels (m = 0)."""
+        found: dict[int, list[dict[str, float]]] = {}
+        for name in names(everyone := hospitals()):
+            run = learn(method, without(everyone, name))
+            test, pool = halves(everyone.client(name), seed)
+            versions = {m: run.join(name, pool[:m]).predict(test.x, client=name, samples=DRAWS) for m in self.labelled}
+            if label != ALONE:
+                versions[0] = run.predict(test.x, samples=DRAWS)
+            for m, probs in versions.items():
+                found.setdefault(m, []).append(scored(probs, test.y, "nll"))
+        for m in sorted(found):
+            self.table.add_mean(label, found[m], f", m = {m}")
+
+    def leave(self, run: Run, test: Federation) -> None:
+        """Every hospital in turn is forgotten; the others refine their factors for two rounds."""
+        for name in names(run.federation):
+            for row in changes(run, run.forget(name, rounds=2), test).rows:
+                change = row["after"]["nll"] - row["before"]["nll"]
+                self.forgotten.setdefault((name, row["client"]), []).append(change)
+
+    def sets(self, method: tuple[Algorithm, int], seed: int) -> None:
+        """Coverage and size of 90 % sets at every hospital, and of naive sets, which take the model to be right."""
+        rest, test = hospitals().split(0.25, seed=seed)
+        train, held = rest.split(1 / 3, seed=seed)
+        run = learn(method, train)
+        run.calibrate(held, samples=DRAWS)
+        found = run.evaluate(test, samples=DRAWS)
+        assert found.marginal is not None
+        for label, prefix in (("calibrated sets", ""), ("naive sets", "naive_")):
+            for name, scores in ((None, found.marginal), *((c["name"], c["metrics"]) for c in found.clients)):
+                shown = {metric: scores[prefix + metric] for metric in ("coverage", "set_size")}
+                self.table.add(label, shown, hospital=name)
+
+    @property
+    def shown(self) -> dict[tuple[str, str], list[float]]:
+        """The scores of the table. The figure has those of all numbers of labelled patients."""
+        hidden = {f"nll, m = {m}" for m in self.labelled if m != SHOWN}
+        return {key: values for key, values in self.table.scores.items() if key[1] not in hidden}
+
+    @property
+    def finding(self) -> str:
+        """What was found, in words."""
+        joins = {label: self.table.scores[label, f"nll, m = {SHOWN}"] for label in (ALONE, SHARED, OWN)}
+        mean = {label: f"{spread(values)[0]:.3f}" for label, values in joins.items()}
+        wins = sum(
+            own < min(alone, shared) for own, alone, shared in zip(joins[OWN], joins[ALONE], joins[SHARED], strict=True)
+        )
+        gains = {name: self.home_gain(name) for name in names(hospitals())}
+        lose = [f"{name} (+{-gain:.3f})" for name, gain in gains.items() if gain < 0]
+        at_home = f"at home {len(gains) - len(lose)} of {len(gains)} hospitals predict better together than alone"
+        at_home += f", and {listing(lose)} worse" if lose else ""
+        return (
+            f"A hospital that joins with {SHOWN} patients of its own predicts better with partial pooling (NLL "
+            f"{mean[OWN]}) than alone ({mean[ALONE]}) and than with one model for all ({mean[SHARED]}), in {wins} of "
+            f"{len(joins[OWN])} splits; {at_home}."
+        )
+
+    def home_gain(self, name: str) -> float:
+        """How much lower a hospital's mean NLL is with partial pooling than alone."""
+        alone, own = (spread(self.table.by_hospital[label, name, "nll"])[0] for label in (ALONE, OWN))
+        return alone - own
+
+    def figures(self) -> list[Panels]:
+        few = [0, *self.labelled]
+        curves = []
+        for label in (ALONE, SHARED, OWN):
+            known = [m for m in few if (label, f"nll, m = {m}") in self.table.scores]
+            found = [spread(self.table.scores[label, f"nll, m = {m}"]) for m in known]
+            low, high = ([mean + sign * (sd or 0.0) for mean, sd in found] for sign in (-1, 1))
+            curves.append(Curve(label, list(map(float, known)), [mean for mean, _ in found], low, high))
+        joins = (
+            "NLL at a hospital that joins the three others, over its number of labelled patients; a mean over the four "
+            "hospitals. Bands are one standard deviation over splits. Without labels, partial pooling predicts with "
+            "the belief about a new hospital."
+        )
+        everyone = names(hospitals())
+        cells = [[spread(self.forgotten[left, name])[0] for name in everyone] for left in everyone]
+        leaves = (
+            "The change of the NLL at each hospital (column) when a hospital (row) is forgotten, mean over splits. The "
+            "hospital that was forgotten is predicted as a new one; above 0 is worse."
+        )
+        return [
+            Panels("A hospital joins", joins, [Panel("nll", curves, x_label="labelled patients of its own")]),
+            Panels(
+                "A hospital is forgotten", leaves, [Panel("change of the NLL", heat=Heat(cells, everyone, everyone))]
+            ),
+        ]
 
 
 def run(options: Options) -> Comparison:
-    """Compare all methods on each split."""
-    return compared(
-        "hospitals", "Heart disease at four hospitals", TEXT, options, methods(), setting, measure=elsewhere,
-        rounds=5 if options.quick else 30, evaluate_every=2,
-        engine=Simulator(device="cpu", chunk=4, workers=1, threads=1),
+    """All questions on each split."""
+    study, start = Study(options), time.perf_counter()
+    for seed in range(options.seeds):
+        study.split(seed)
+    return finished(
+        "hospitals", "Should a hospital take part?", TEXT, options, rows_of(study.shown), study.figures(), start,
+        finding=study.finding, per_client=study.table.per_client(), over="splits",
     )  # fmt: skip
 
 
-RECIPE = Recipe("hospitals", "Four real hospitals learn a heart-disease model together", run, seeds=5, quick_seeds=2)
+RECIPE = Recipe("hospitals", "Four real hospitals: what each of them gains", run, seeds=3, quick_seeds=1)

@@ -49,7 +49,8 @@ def comparison_page(directory: Path) -> Page:
     took = f" It took {text.duration(content['seconds'])}." if content.get("seconds") else ""
     lead = f"{content.get('text') or ''}{took}".strip()
     title, command = str(content.get("title") or directory.name), str(content.get("command") or "")
-    return Page("Comparison", title, lead, [], "", sections, footer(first) if first else "", command)
+    return Page("Comparison", title, lead, [], "", sections, footer(first) if first else "", command,
+                finding=str(content.get("finding") or ""))  # fmt: skip
 
 
 def _figure_section(content: Mapping[str, Any], methods: Sequence[str]) -> Section:

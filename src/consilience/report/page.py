@@ -114,6 +114,7 @@ class Page:
     sections: Sequence[Section]
     footer: str
     command: str = ""
+    finding: str = ""
     up: Link | None = None
 
 

@@ -41,9 +41,10 @@ class Row:
 
 @dataclass
 class Comparison:
-    """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `over` names the unit of a
-    row's n. `scores` has every seed's, `paired` the differences of methods to the first one, `tuning` the trials of
-    their settings, `directions` those of own metrics (+1 if more is better), `out` the directory."""
+    """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `finding` says in words what
+    was found. `over` names the unit of a row's n. `scores` has every seed's, `paired` the differences of methods to the
+    first one, `tuning` the trials of their settings, `directions` those of own metrics (+1 if more is better), `out`
+    the directory."""
 
     title: str
     text: str = ""
@@ -53,6 +54,7 @@ class Comparison:
     per_client: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     figures: Sequence[Panels | Pictures] = field(default_factory=list)
+    finding: str = ""
     over: str = "seeds"
     scores: list[dict[str, Any]] = field(default_factory=list)
     paired: list[dict[str, Any]] = field(default_factory=list)
@@ -102,6 +104,8 @@ class Comparison:
 
     def print(self) -> None:
         console = Console(markup=False)
+        if self.finding:
+            console.print(self.finding, highlight=False)
         for table in self.tables(console.width):
             console.print(table)
 

@@ -121,7 +121,10 @@ def _curve(axes: Axes, curve: Curve, colour: str | None, panel: Panel, before: S
         style |= {"linestyle": (0, (1, 1.6))}
     elif any(len(other.y) == len(y) and np.allclose(other.y, y, rtol=0.02, atol=0) for other in before):
         style |= {"linestyle": (0, (3, 3)), "solid_capstyle": "butt"}
-    axes.plot(x[fine], y[fine], **style)
+    (line,) = axes.plot(x[fine], y[fine], **style)
+    if curve.low is not None and curve.high is not None:
+        low, high = (np.array(edge, dtype=float)[fine] for edge in (curve.low, curve.high))
+        axes.fill_between(x[fine], low, high, color=line.get_color(), alpha=0.12, linewidth=0)
 
 
 def _mark(axes: Axes, mark: Mark, colour: str | None) -> None:
