@@ -70,7 +70,8 @@ class PartialPooling(Factors):
 
     `tau` is τ at the start. `parts` are the groups of weights with a width of their own: "all", "kinds" (weights and
     biases), "layers", or names of modules or parameters; weights without such a name are shared, with τ = 0. With
-    `learn`, widths follow the evidence after `settle` rounds, except 0 and ∞: τ² ← τ² √(Σ g² / Σ G). `strength` is the
+    `learn`, widths follow the evidence after `settle` rounds, except 0 and ∞: τ² ← τ² √(Σ g² / Σ G). That needs sites
+    whose precision is the data's (`Newton`, `Laplace`, `NGVI`); None learns widths if it is so. `strength` is the
     weight, in values, of a prior of τ² around `tau`²: with few clients and no prior, τ can run to 0. `max_spread`
     bounds a client's say in τ relative to a typical client's."""
 
@@ -79,7 +80,7 @@ class PartialPooling(Factors):
     ranges: ClassVar[Ranges] = {"tau": Range(0.03, 3.0), "server.lr": None}
     tau: Width = 0.3
     parts: Literal["all", "kinds", "layers"] | tuple[str, ...] = "kinds"
-    learn: bool = True
+    learn: bool | None = None
     settle: Count = 5
     strength: NonNegative = 4.0
     max_precision: Positive | None = 30.0
@@ -88,6 +89,15 @@ class PartialPooling(Factors):
     def __post_init__(self) -> None:
         if self.server != Momentum():
             raise ConfigError(f"{self.name} needs the plain server Momentum(): sites must add up to q; use damping")
+        if self.learn and not self.infer.measures_precision:
+            raise ConfigError(
+                f"{self.name} cannot learn tau, because the precision of its sites is a constant and not the data's: "
+                "use Laplace, NGVI or Newton, or leave learn out and choose tau"
+            )
+
+    @property
+    def _learns(self) -> bool:
+        return self.infer.measures_precision if self.learn is None else self.learn
 
     def adapt(self, task: Task, seed: int) -> Task:
         groups(task, self.parts)
@@ -179,7 +189,7 @@ class PartialPooling(Factors):
         by their share, so that a client alone, such as one that joins, cannot choose the widths."""
         tau2 = server.tau2
         varies = (tau2 > 0) & (tau2 < LARGEST) & (server.rounds >= self.settle)
-        if not self.learn or not bool(varies.any()):
+        if not self._learns or not bool(varies.any()):
             return tau2
         share = update.one / server.clients
         wider = update.squares / share + self.strength * (self.tau / tau2).square()

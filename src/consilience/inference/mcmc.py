@@ -32,6 +32,10 @@ class MCMC(Tilted):
         if self.train.epochs < 2:
             raise ConfigError(f"one sample an epoch: a variance needs epochs of at least 2, got {self.train.epochs}")
 
+    @property
+    def measures_precision(self) -> bool:
+        return not self.rescale
+
     def site(self, mean: Tensor, n: Tensor) -> Gaussian:
         return scaled_diagonal(mean, n, self.scale)
 

@@ -20,6 +20,11 @@ class Tilted(ABC):
     letter: ClassVar[str]
     """The letter in the papers' tables: FedEP(I), FedEP(L), …"""
 
+    @property
+    def measures_precision(self) -> bool:
+        """Whether the precision of a site is found from the client's data; otherwise its size is a constant."""
+        return True
+
     def __post_init__(self) -> None:
         check_types(self)
 
@@ -84,6 +89,10 @@ class Identity(Tilted):
     ranges: ClassVar[Ranges] = {"scale": Range(5e-3, 5.0)}
     train: Chain = SGD()
     scale: Positive = 0.05
+
+    @property
+    def measures_precision(self) -> bool:
+        return False
 
     def site(self, mean: Tensor, n: Tensor) -> Gaussian:
         return scaled_identity(mean, n, self.scale)

@@ -243,6 +243,16 @@ def test_a_part_that_does_not_exist_is_refused():
         fit(cs.PartialPooling(parts=("hed",)), (task, federation))
 
 
+@pytest.mark.parametrize("infer", [cs.inference.Identity(cs.SGD(lr=0.1)), cs.inference.MCMC()], ids=["I", "M"])
+def test_widths_are_not_learned_from_a_precision_that_is_a_constant(infer):
+    """It would take the clients' differences for nothing, or for all."""
+    with pytest.raises(ConfigError, match="cannot learn tau, because the precision of its sites is a constant"):
+        cs.PartialPooling(infer, learn=True)
+    task, federation = network()
+    run = fit(cs.PartialPooling(infer, tau=0.2, settle=1), (task, federation), 4)
+    assert run.history[-1]["tau of weights"] == pytest.approx(0.2)
+
+
 def test_a_server_that_is_not_plain_is_refused():
     with pytest.raises(ConfigError, match="plain server"):
         cs.PartialPooling(server=cs.server.Adam())
