@@ -76,6 +76,8 @@ def fit(
         path = settings.storage.directory
         directory = RunDirectory(path) if path is not None and ranks.leads else None
         start = ranks.in_turn(lambda: find_start(settings, directory, algorithm, facts, resume, held))
+        if directory is not None and federation.data.preparation is not None:
+            directory.write_preparation(federation.data.preparation)
         return Loop(settings, opener, ranks, directory, facts).go(stages, start)
 
 
