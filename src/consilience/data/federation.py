@@ -116,7 +116,8 @@ class Federation:
         if not isinstance(tables, Mapping):
             raise DataError(f"from_tables takes a dict of tables by name, not a {type(tables).__name__}")
         named = {str(name): as_table(table, f"the table of {name}") for name, table in tables.items()}
-        roles = Roles(target, features, ignore, categorical, numbers, minimum=minimum)
+        how: dict[str, Any] = {"features": features, "ignore": ignore, "categorical": categorical}
+        roles = Roles.of(target, **how, numbers=numbers, minimum=minimum)
         return cls.from_silos(prepare_tables(named, roles, preparation), how="tables")
 
     def __len__(self) -> int:

@@ -100,9 +100,9 @@ def _from_table(
     numbered = {name: _numbered(_values(source[name]), f"column {name!r}") for name in groups}
     columns = {name: _values(source[name]) for name in chosen}
     x: Any = columns
-    features: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()
     if not any(map(_has_cells, columns.values())):
-        features = tuple(map(str, columns))
+        numeric = tuple(map(str, columns))
         x = np.stack([_numbers(column, name) for name, column in columns.items()], axis=1)
     elif len(columns) == 1:
         (x,) = columns.values()
@@ -112,7 +112,7 @@ def _from_table(
         tuple(known or ()),
         groups={name: ids for name, (ids, _) in numbered.items()},
         group_names={name: values for name, (_, values) in numbered.items()},
-        features=features,
+        features=numeric,
     )
 
 

@@ -25,6 +25,7 @@ from consilience.runs.run import Callback, Run, check_unseen, federation_facts
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import find_start, must_agree
 from consilience.server.optimizers import Momentum
+from consilience.tasks.balance import balanced
 from consilience.tasks.task import Task
 
 
@@ -61,6 +62,7 @@ def fit(
     its own state every round. A run in which no update was accepted ends with an error.
     """
     _check_types(locals())
+    task = balanced(task, federation)
     _check_data(task, federation, test, outside, cohort)
     _check_calibration(task, federation, calibration)
     engine = engine or Simulator()

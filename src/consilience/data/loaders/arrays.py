@@ -16,8 +16,8 @@ from torch import Tensor
 
 from consilience.core.errors import DataError
 from consilience.core.records import Tree
-from consilience.data.tables.labels import class_numbers
 from consilience.data.ragged import Ragged
+from consilience.data.tables.labels import class_numbers
 from consilience.data.tensors import IGNORED
 from consilience.data.trees import Entry, map_entries
 

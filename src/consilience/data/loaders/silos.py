@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,7 +42,8 @@ def csv_silos(
         if name not in silos:
             raise DataError(f"{table.name} is the test file of no silo; {nearest(name, silos)}")
     agreed = Preparation.read(folder / FILE) if (folder / FILE).exists() else None
-    roles = Roles(target, features, ignore, categorical, numbers, minimum=minimum)
+    how: dict[str, Any] = {"features": features, "ignore": ignore, "categorical": categorical}
+    roles = Roles.of(target, **how, numbers=numbers, minimum=minimum)
     train, names = prepare_tables(silos, roles, agreed), tuple(silos)
     preparation = train[names[0]].preparation
     assert preparation is not None
@@ -49,7 +51,9 @@ def csv_silos(
     if tests:
         held_out = {name: prepared(table, preparation) for name, table in tests.items()}
         return Data(data, _joined(held_out, names, f"{folder.name}/test"))
-    return Data(data, replace(data[:0], name=f"{folder.name}/test (no such folder: set run.holdout to split the silos)"))
+    return Data(
+        data, replace(data[:0], name=f"{folder.name}/test (no such folder: set run.holdout to split the silos)")
+    )
 
 
 def _tables(folder: Path) -> dict[str, Table]:

@@ -7,6 +7,6 @@ from consilience.data.tables.roles import MINIMUM, Roles
 from consilience.data.tables.statistics import Summary, summarise
 
 __all__ = [
-    "CSV", "FILE", "MINIMUM", "Agreement", "Preparation", "Roles", "Summary", "Table", "agree", "as_table", "is_table", "joined",
-    "read_csv", "summarise",
+    "CSV", "FILE", "MINIMUM", "Agreement", "Preparation", "Roles", "Summary", "Table", "agree", "as_table", "is_table",
+    "joined", "read_csv", "summarise",
 ]  # fmt: skip

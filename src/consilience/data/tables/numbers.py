@@ -41,7 +41,9 @@ def spelled(cell: str) -> str:
     return str(int(value)) if value.is_integer() else repr(value)
 
 
-def with_points(name: str, columns: Mapping[str, Cells], lines: Sequence[int], delimiter: str) -> dict[str, Cells]:
+def with_points(
+    name: str, columns: Mapping[str, Cells], lines: Sequence[int | str], delimiter: str
+) -> dict[str, Cells]:
     """The columns of a table with decimal points in all numbers.
 
     A column is read by the decimal sign with which all its cells are numbers. If both signs are possible, as for 1.234,
@@ -52,7 +54,7 @@ def with_points(name: str, columns: Mapping[str, Cells], lines: Sequence[int], d
     read: dict[str, Cells] = {}
     for column, cells in columns.items():
         found = signs[column]
-        if len(found) > 1 and len(known) == 1 and all(_PLAIN[sign].fullmatch(cell) for sign in known for cell in _present(cells)):
+        if len(found) > 1 and len(known) == 1 and _all_match(_PLAIN[next(iter(known))], cells):
             found = known
         if not found:  # text, or whole numbers only
             read[column] = cells
@@ -64,6 +66,10 @@ def with_points(name: str, columns: Mapping[str, Cells], lines: Sequence[int], d
             (sign,) = found
             read[column] = [None if cell is None else _with_point(cell, sign) for cell in cells]
     return read
+
+
+def _all_match(pattern: re.Pattern[str], cells: Cells) -> bool:
+    return all(pattern.fullmatch(cell) for cell in _present(cells))
 
 
 def _present(cells: Cells) -> Iterable[str]:
@@ -88,7 +94,7 @@ def _with_point(cell: str, sign: str) -> str:
     return cell.replace(other, "").replace(",", ".")
 
 
-def _unclear(name: str, column: str, cells: Cells, lines: Sequence[int], what: str) -> DataError:
+def _unclear(name: str, column: str, cells: Cells, lines: Sequence[int | str], what: str) -> DataError:
     row = next(i for i, cell in enumerate(cells) if cell is not None and ("." in cell or "," in cell))
     return DataError(
         f"{name}, line {lines[row]}: column {column!r} holds {cells[row]!r}, which {what}: write numbers with decimal "

@@ -27,7 +27,7 @@ class Table:
 
     name: str
     columns: Mapping[str, Cells]
-    lines: Sequence[int]
+    lines: Sequence[int | str]
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -44,9 +44,7 @@ class Table:
 
 def is_table(source: Any) -> bool:
     """Whether `as_table` reads the source: a table, a path, or an object with named columns."""
-    return isinstance(source, Table | str | Path) or (
-        not isinstance(source, Mapping) and _names(source) is not None
-    )
+    return isinstance(source, Table | str | Path) or (not isinstance(source, Mapping) and _names(source) is not None)
 
 
 def as_table(source: Any, name: str = "the table") -> Table:
@@ -74,7 +72,8 @@ def joined(tables: Sequence[Table]) -> Table:
     columns = {
         name: [cell for table in tables for cell in table.columns.get(name, [None] * len(table))] for name in names
     }
-    return Table(tables[0].name, columns, [line for table in tables for line in table.lines])
+    lines = [f"{line} of {table.name}" for table in tables for line in table.lines]
+    return Table(f"{tables[0].name} and {len(tables) - 1} more", columns, lines)
 
 
 def read_csv(path: Path) -> Table:
@@ -191,4 +190,3 @@ def _text(value: Any) -> str | None:
     if value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value):
         return None
     return _cell(str(value))
-

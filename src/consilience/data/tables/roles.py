@@ -1,10 +1,12 @@
 """The roles of a table's columns, as its owner declares them, and what the cells of a column look like."""
 
+from __future__ import annotations
+
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,6 +17,7 @@ from consilience.data.tables.numbers import is_number, resembles_number
 from consilience.data.tables.reading import NONE, Table
 
 MINIMUM = 5
+Kind = Literal["numbers", "text", "dates", "nothing"]
 _IDENTIFIERS = ("id", "nr", "no", "mrn", "uuid", "guid", "index", "number", "key", "record", "row", "pid")
 _OUTCOMES = ("target", "outcome", "label", "class", "death", "died", "dead", "event", "status", "diagnosis", "y", "num")
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?", re.ASCII)
@@ -41,14 +44,26 @@ class Roles:
     minimum: Count = MINIMUM
     declared: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        target: str | Sequence[str],
+        *,
+        features: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        categorical: Sequence[str] = (),
+        **more: Any,
+    ) -> Roles:
+        """Roles from lists of names, or single names."""
+        chosen = None if features is None else _names(features)
+        return cls(_names(target), chosen, _names(ignore), _names(categorical), **more)
+
     def __post_init__(self) -> None:
-        for name in ("target", "features", "ignore", "categorical", "classes"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(map(str, value)))
         check_types(self)
         if len(self.target) not in (1, 2) or len(set(self.target)) < len(self.target):
-            raise ConfigError(f"target is one column, or two: a time and an event; got {listing(self.target) or 'none'}")
+            raise ConfigError(
+                f"target is one column, or two: a time and an event; got {listing(self.target) or 'none'}"
+            )
         for name in (*self.target, *self.ignore):
             if name in self.named:
                 raise ConfigError(f"{name!r} cannot be a feature and also a target or ignored: name it once")
@@ -76,6 +91,10 @@ class Roles:
                 raise DataError(f"{table.name} has no column {name!r}; {_hint(name, table)}")
         if not self.used(table):
             raise DataError(f"{table.name}: a target and at least one feature are needed, got {list(table.columns)}")
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(map(str, given))
 
 
 def _hint(name: str, table: Table) -> str:
@@ -113,8 +132,8 @@ def same_but_for_spelling(names: Mapping[str, object]) -> tuple[str, str] | None
     return None
 
 
-def kind_of(table: Table, column: str) -> str:
-    """What a column holds: "numbers", "text", "dates", or "nothing" if all cells are missing. A column that holds both
+def kind_of(table: Table, column: str) -> Kind:
+    """What a column holds: numbers, text, dates, or nothing if all cells are missing. A column that holds both
     is refused."""
     cells = table.columns[column]
     present = [(row, cell) for row, cell in enumerate(cells) if cell is not None and cell.lower() != NONE]

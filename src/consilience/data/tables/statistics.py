@@ -5,26 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from consilience.core.errors import DataError
 from consilience.data.tables.labels import class_numbers
-from consilience.data.tables.numbers import is_number, is_whole, spelled
-from consilience.data.tables.reading import NONE, Cells, Table
-from consilience.data.tables.roles import Roles, kind_of, names_identifier
+from consilience.data.tables.numbers import Cells, is_number, is_whole, spelled
+from consilience.data.tables.reading import NONE, Table
+from consilience.data.tables.roles import Kind, Roles, kind_of, names_identifier
 
 LARGEST = 1e100  # numbers whose squares and sums are finite
 Real = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=0, le=10**12)]
 Exact = tuple[Real, Real, Real]
 """A sum as three numbers that add up to it: the first is the sum rounded, the others are what rounding has lost."""
-Kind = Literal["numbers", "text", "dates", "nothing"]
 TargetKind = Literal["whole", "real", "names", "mixed", "survival"]
 ZERO: Exact = (0.0, 0.0, 0.0)
 
@@ -47,6 +46,7 @@ def exact_squares(x: npt.NDArray[np.float64]) -> Exact:
 
 
 def fraction(value: Exact) -> Fraction:
+    """The sum, without rounding."""
     return sum(map(Fraction, value), Fraction(0))
 
 
@@ -97,29 +97,15 @@ class Summary:
     target: TargetKind
     labels: Mapping[str, Number] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Summary:
-        """The summary in a message of another machine; a DataError if it is none, or impossible."""
-        try:
-            found = _SUMMARY.validate_json(text)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            raise DataError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
-        for name, column in found.columns.items():
-            counted = column.count if column.kind == "numbers" else sum(column.categories.values())
-            if counted + column.missing > found.rows:
+    def check(self) -> None:
+        """Refuse what no table can have, in a summary of another machine."""
+        for name, column in self.columns.items():
+            if column.count + sum(column.categories.values()) + column.missing > self.rows:
                 raise DataError(f"column {name!r} has more cells than rows")
             if column.count and column.variance < -abs(fraction(column.second)) * Fraction(1, 10**12):
                 raise DataError(f"the sums of column {name!r} have a negative variance")
-        if sum(found.labels.values()) > found.rows:
+        if sum(self.labels.values()) > self.rows:
             raise DataError("there are more targets than rows")
-        return found
-
-
-_SUMMARY = TypeAdapter(Summary)
 
 
 def summarise(table: Table, roles: Roles, training: Sequence[int] | None = None) -> Summary:
