@@ -61,9 +61,8 @@ class Roles:
     def __post_init__(self) -> None:
         check_types(self)
         if len(self.target) not in (1, 2) or len(set(self.target)) < len(self.target):
-            raise ConfigError(
-                f"target is one column, or two: a time and an event; got {listing(self.target) or 'none'}"
-            )
+            got = listing(self.target) or "none"
+            raise ConfigError(f"target is one column, or two different ones, a time and an event; got {got}")
         for name in (*self.target, *self.ignore):
             if name in self.named:
                 raise ConfigError(f"{name!r} cannot be a feature and also a target or ignored: name it once")
