@@ -130,7 +130,7 @@ class Deployment(Learning):
 def sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     """The first problem in words: the key, what is wrong with it, and the nearest known key."""
     problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("list[", "literal[")))
     hint: Any = kind
     for part in problem["loc"][: -1 if problem["type"] == "extra_forbidden" else None]:
         if hasattr(hint, "model_fields") and part in hint.model_fields:

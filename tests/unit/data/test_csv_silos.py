@@ -147,7 +147,7 @@ def test_a_config_splits_every_silo_and_says_so_where_it_must(folder: Path, tmp_
     without = read_config(config).setting()
     with pytest.raises(DataError, match=r"set run\.holdout to split the silos\) has no examples"):
         cs.fit(cs.FedAvg(), without.task, without.federation, test=without.test, rounds=1, progress=False)
-    with pytest.raises(ConfigError, match=r"data\.goal: unknown key; allowed: categorical, features, ignore, minimum,"):
+    with pytest.raises(ConfigError, match=r"data\.goal: unknown key; .* allowed: categorical, features, ignore, mi"):
         read_config(config, ["data.goal=ill"]).setting()
     with pytest.raises(DataError, match="has no column 'ill'"):
         read_config(config, ["data.target=ill"]).setting()
@@ -201,13 +201,13 @@ def test_a_config_may_balance_classes(folder: Path, tmp_path: Path) -> None:
 ENGINE = cs.Simulator(device="cpu", chunk=1, workers=1)
 FRAMES: dict[str, Any] = {
     "Basel": pd.DataFrame({"age": [40, 60, 50] * 6, "sex": ["m", "f", None] * 6, "ill": ["no", "yes", "yes"] * 6}),
-    "Chur": pd.DataFrame({"age": [70.5, None, 80] * 4, "ill": ["no", "yes", "no"] * 4}),
+    "Chur": pd.DataFrame({"age": [70.5, None, 80] * 5, "ill": ["no", "yes", "no"] * 5}),
 }
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> cs.runs.Run:
-    train, calibration = cs.Federation.from_tables(FRAMES, target="ill").split(0.4)
+    train, calibration = cs.Federation.from_tables(FRAMES, target="ill").split(0.6)
     task = cs.Classification(nn.Linear(len(train.data.features), 2))
     how: dict[str, Any] = {"calibration": calibration, "out": tmp_path / "run", "engine": ENGINE, "progress": False}
     return cs.fit(cs.FedAvg(), task, train, rounds=2, **how)
