@@ -73,7 +73,7 @@ def test_differences_between_sites_end_the_run_before_it_starts_and_quote_no_cel
     there = world(Bern="age,sex,ill\n" + "old,m,1\nyoung,f,0\n" * 4, Chur="Age,sex,ill\n" + "1,m,1\n2,f,0\n" * 4)
     with pytest.raises(DataError) as caught:
         there.serve(1)
-    assert "columns 'Age' and 'age': give them one name, or ignore one; column 'age' holds numbers" in str(caught.value)
+    assert "columns 'age' and 'Age': give them one name, or ignore one; column 'age' holds numbers" in str(caught.value)
     assert "'Basel' and text at 'Bern'" in str(caught.value)
     assert "young" not in str(caught.value)
     assert not there.out.exists()
