@@ -101,6 +101,7 @@ class Federation:
         features: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
         categorical: Sequence[str] = (),
+        missing: Sequence[str] = (),
         numbers: bool = False,
         minimum: int = MINIMUM,
         preparation: Preparation | None = None,
@@ -111,13 +112,14 @@ class Federation:
 
         `target` is the column to predict; two columns are a time and an event, for `cs.Cox`. `features` are the columns
         to predict from, by default all others but those to `ignore`. `categorical` are columns of numbers that are
-        codes. Whole numbers in the target are classes, or with `numbers` real. Categories with fewer than `minimum`
-        rows at all clients together are counted as one."""
+        codes, and `missing` marks of missing cells, such as -9, beside the usual ones. Whole numbers in the target are
+        classes, or with `numbers` real. Categories with fewer than `minimum` rows at all clients together are counted
+        as one."""
         if not isinstance(tables, Mapping):
             raise DataError(f"from_tables takes a dict of tables by name, not a {type(tables).__name__}")
         named = {str(name): as_table(table, f"the table of {name}") for name, table in tables.items()}
         how: dict[str, Any] = {"features": features, "ignore": ignore, "categorical": categorical}
-        roles = Roles.of(target, **how, numbers=numbers, minimum=minimum)
+        roles = Roles.of(target, **how, missing=missing, numbers=numbers, minimum=minimum)
         return cls.from_silos(prepare_tables(named, roles, preparation), how="tables")
 
     def __len__(self) -> int:

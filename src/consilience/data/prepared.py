@@ -46,6 +46,7 @@ def check_agreed(preparation: Preparation, roles: Roles) -> None:
 
 def prepared(table: Table, preparation: Preparation, *, name: str | None = None) -> Dataset:
     """The examples of a table."""
+    table = table.without(preparation.missing)
     for column in preparation.target.columns:
         if column not in table.columns:
             raise DataError(f"{table.name} has no column {column!r}, which is the target")

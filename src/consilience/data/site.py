@@ -65,6 +65,7 @@ def read_site(
     features: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     categorical: Sequence[str] = (),
+    missing: Sequence[str] = (),
     minimum: int = MINIMUM,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -89,7 +90,8 @@ def read_site(
     Tables become examples when all sites have agreed on a preparation: `SiteTables.prepared`. `target` is the column to
     predict, or a time and an event. `features` are the columns to predict from, by default all others but those to
     `ignore`. `categorical` are columns of text or codes; a column of text that is not named here is ignored, and its
-    values never leave the site. Categories with fewer than `minimum` rows at all sites together are counted as one.
+    values never leave the site. `missing` are marks of missing cells beside the usual ones. Categories with fewer than
+    `minimum` rows at all sites together are counted as one.
 
     Images become (x/255 − mean)/std, with one figure per channel. Arrays are used as they are, except that an x of
     bytes holds images.
@@ -100,8 +102,8 @@ def read_site(
     path = Path(path).expanduser()
     classes = tuple(classes)
     kind = _kind(path)
-    if kind != "table" and (features is not None or ignore or categorical):
-        raise DataError(f"{path}: features, ignore and categorical are for tables")
+    if kind != "table" and (features is not None or ignore or categorical or missing):
+        raise DataError(f"{path}: features, ignore, categorical and missing are for tables")
     if kind == "table" and (mean is not None or std is not None):
         raise DataError(f"{path}: mean and std are for images; tables are standardised by the sums of all sites")
     for share in (holdout, calibration, holdout + calibration):
@@ -109,7 +111,7 @@ def read_site(
             raise DataError(f"the share to hold out must lie between 0 and 1, got {share}")
     if kind == "table":
         how: dict[str, Any] = {"features": features, "ignore": ignore, "categorical": categorical, "minimum": minimum}
-        roles = Roles.of(target, **how, numbers=not classes, classes=classes, declared=True)
+        roles = Roles.of(target, **how, missing=missing, numbers=not classes, classes=classes, declared=True)
         train, test = _tables(path, roles)
         return SiteTables(
             train, test, roles, holdout=holdout, calibration=calibration, seed=seed, name=name or path.stem

@@ -205,7 +205,9 @@ def test_mistakes_in_folders_of_images_are_named(tmp_path: Path) -> None:
     picture(tmp_path / "g" / "ill" / "1.png")
     assert "1 channels, mean 3 and std 1 figures" in refused(tmp_path / "g", classes=CLASSES, mean=[0, 0, 0])
     assert "every std must be positive" in refused(tmp_path / "g", classes=CLASSES, std=[0])
-    assert "features, ignore and categorical are for tables" in refused(tmp_path / "g", classes=CLASSES, features=["a"])
+    assert "features, ignore, categorical and missing are for tables" in refused(
+        tmp_path / "g", classes=CLASSES, features=["a"]
+    )
 
 
 # Arrays

@@ -22,6 +22,7 @@ def csv_silos(
     features: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     categorical: Sequence[str] = (),
+    missing: Sequence[str] = (),
     numbers: bool = False,
     minimum: int = MINIMUM,
 ) -> Data:
@@ -43,7 +44,7 @@ def csv_silos(
             raise DataError(f"{table.name} is the test file of no silo; {nearest(name, silos)}")
     agreed = Preparation.read(folder / FILE) if (folder / FILE).exists() else None
     how: dict[str, Any] = {"features": features, "ignore": ignore, "categorical": categorical}
-    roles = Roles.of(target, **how, numbers=numbers, minimum=minimum)
+    roles = Roles.of(target, **how, missing=missing, numbers=numbers, minimum=minimum)
     train, names = prepare_tables(silos, roles, agreed), tuple(silos)
     preparation = train[names[0]].preparation
     assert preparation is not None

@@ -46,7 +46,7 @@ def agree(summaries: Mapping[str, Summary]) -> Agreement:
         columns.append(found)
         if lacking:
             remarks.append(f"column {name!r} counts as missing at {listing(lacking)}, which {_verb(lacking)} it")
-    return Agreement(Preparation(tuple(columns), _target(sites, roles), tuple(ignored)), tuple(remarks))
+    return Agreement(Preparation(tuple(columns), _target(sites, roles), tuple(ignored), roles.missing), tuple(remarks))
 
 
 def _verb(sites: list[str]) -> str:

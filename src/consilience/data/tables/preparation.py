@@ -109,6 +109,8 @@ class Preparation:
     target: Target
     ignored: Names = ()
     """Columns that some site has and that are not used."""
+    missing: Names = ()
+    """Further marks of missing cells."""
 
     def __post_init__(self) -> None:
         if len(set(self.feature_names)) < len(self.feature_names):
@@ -125,6 +127,7 @@ class Preparation:
     def transform(self, table: Table, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The model inputs [N, features] of a table. A column that it lacks is missing in all rows, and a category that
         is not known counts as "other"."""
+        table = table.without(self.missing)
         absent = Table(table.name, {column.name: [None] * len(table) for column in self.columns}, table.lines)
         parts = [column.encode(table if column.name in table.columns else absent) for column in self.columns]
         return torch.from_numpy(np.concatenate(parts, axis=1)).to(dtype)

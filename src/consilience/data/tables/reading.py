@@ -6,12 +6,12 @@ import csv
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from consilience.core.errors import DataError
-from consilience.data.tables.numbers import Cells, with_points
+from consilience.data.tables.numbers import Cells, spelled, with_points
 
 log = logging.getLogger("consilience")
 CSV = "*.[cC][sS][vV]"  # Path.glob is case-sensitive, and some programs write .CSV
@@ -36,6 +36,17 @@ class Table:
         """The table of these rows."""
         columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
         return Table(self.name, columns, [self.lines[row] for row in rows])
+
+    def without(self, marks: Sequence[str]) -> Table:
+        """The table with cells such as -9 as missing ones."""
+        if not marks:
+            return self
+        gone = set(map(spelled, marks))
+        columns = {
+            name: [None if cell is not None and spelled(cell) in gone else cell for cell in cells]
+            for name, cells in self.columns.items()
+        }
+        return replace(self, columns=columns)
 
     def where(self, row: int, column: str) -> str:
         """The place of a cell, for messages."""

@@ -33,7 +33,7 @@ class Roles:
     are categorical anyway, unless `declared`: then a column of text that `categorical` does not name is ignored, and
     no site sends its values. With `numbers`, targets are real numbers also if all are whole. `classes` are the names
     of all classes, if they are known. A category with fewer than `minimum` rows at all sites together is not named,
-    but counted with the others of its kind."""
+    but counted with the others of its kind. `missing` are further marks of missing cells, such as -9."""
 
     target: Names
     features: Names | None = None
@@ -43,6 +43,7 @@ class Roles:
     classes: Names = ()
     minimum: Count = MINIMUM
     declared: bool = False
+    missing: Names = ()
 
     @classmethod
     def of(
@@ -52,11 +53,12 @@ class Roles:
         features: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
         categorical: Sequence[str] = (),
+        missing: Sequence[str] = (),
         **more: Any,
     ) -> Roles:
         """Roles from lists of names, or single names."""
         chosen = None if features is None else _names(features)
-        return cls(_names(target), chosen, _names(ignore), _names(categorical), **more)
+        return cls(_names(target), chosen, _names(ignore), _names(categorical), missing=_names(missing), **more)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -110,6 +110,7 @@ class Summary:
 
 def summarise(table: Table, roles: Roles, training: Sequence[int] | None = None) -> Summary:
     """The summary of a table. Targets are counted in the rows `training`, by default in all."""
+    table = table.without(roles.missing)
     roles.check(table)
     columns = {name: summarise_column(table, name, roles) for name in roles.used(table)}
     rows = range(len(table)) if training is None else training

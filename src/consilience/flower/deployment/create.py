@@ -148,6 +148,7 @@ def _site(loaded: LoadedConfig, data: Dataset) -> dict[str, Any]:
             "target": target[0] if len(target) == 1 else list(target),
             "features": [column.name for column in columns],
             **({"categorical": codes} if codes else {}),
+            **({"missing": list(data.preparation.missing)} if data.preparation.missing else {}),
             **({"minimum": minimum} if minimum else {}),
         }
     if not isinstance(data.x, torch.Tensor):

@@ -133,6 +133,14 @@ def test_none_is_a_missing_number_and_a_category_of_text() -> None:
     assert features(table(before=["none", "stroke", "none", "stroke"], y=Y)) == ("before=none", "before=stroke")
 
 
+def test_other_marks_of_missing_cells_are_declared() -> None:
+    one = table(x=[1, "-9.0", 3, 4], c=["a", "unknown", "a", "b"], y=Y)
+    made = agreed(one, missing=["-9", "unknown"]).preparation
+    assert made.feature_names == ("x", "x missing", "c=a", "c=b", "c missing")
+    assert made.transform(table(x=["-9"], c=["unknown"])).tolist() == [[0, 1, 0, 0, 1]]
+    assert "line 2: the target is missing" in refused(table(x=[1, 2], y=["-9", 1]), missing="-9")
+
+
 # Rare categories
 
 
