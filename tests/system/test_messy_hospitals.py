@@ -19,6 +19,7 @@ name = "csv-silos"
 root = "{folder}"
 target = "num"
 categorical = ["cp", "restecg", "slope", "thal"]
+missing = ["-9"]
 [partition]
 name = "by_group"
 group = "silo"
@@ -40,14 +41,14 @@ workers = 1
 
 
 def raw(hospital: str) -> str:
-    """A hospital's published rows, whose gaps are "?", "-9" or "-9.0" as its file has them."""
+    """A hospital's published rows, with a question mark for each gap."""
     return resources.files("consilience.data").joinpath("heart", f"processed.{hospital}.data").read_text("ascii")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """The files as their hospitals might send them: 0 or 1 as the outcome, an id, another dialect in Hungary, and no
-    column ca in Switzerland."""
+    """The files as their hospitals might send them: 0 or 1 as the outcome, an id, another dialect in Hungary, no
+    column ca in Switzerland, and -9 for gaps at the VA."""
     (tmp_path / "hospitals").mkdir()
     for start, hospital in enumerate(HOSPITALS):
         rows = [line.split(",") for line in raw(hospital).split()]
@@ -57,6 +58,8 @@ def folder(tmp_path):
         table["sex"] = table["sex"].map(lambda cell: {"1": "male", "0": "female"}.get(cell.removesuffix(".0"), "?"))
         if hospital == "switzerland":
             table = table.drop(columns="ca")
+        if hospital == "va":
+            table = table.replace("?", "-9")
         comma = hospital == "hungarian"
         if comma:
             table = table.map(lambda cell: cell.replace(".", ","))
@@ -73,12 +76,15 @@ def test_raw_files_of_four_hospitals_go_to_a_report_by_one_command(folder, tmp_p
     assert (tmp_path / "run" / "report.html").exists()
     stored = cs.load_run(tmp_path / "run")
     assert stored.evaluation is not None
+    assert "thal=-9" not in stored.preparation.feature_names
     assert {"sex=male", "cp=4", "thal missing", "ca missing"} <= set(stored.preparation.feature_names)
     assert stored.preparation.ignored == ("patient_id",)
 
 
 def test_the_same_numbers_come_out_as_from_the_pooled_rows(folder):
-    data = cs.load("csv-silos", folder, target="num", categorical=["cp", "restecg", "slope", "thal"]).train
+    data = cs.load(
+        "csv-silos", folder, target="num", categorical=["cp", "restecg", "slope", "thal"], missing=["-9"]
+    ).train
     pooled = pd.concat(
         [pd.DataFrame([line.split(",") for line in raw(one).split()], columns=COLUMNS) for one in HOSPITALS]
     )
