@@ -149,7 +149,7 @@ def columns():
     for count in (4_000, 16_000):
         folder = Path(tempfile.mkdtemp())
         head = ",".join(f"c{i}" for i in range(count))
-        rows = "".join(f"{','.join(['1.5'] * count)},{j}\n" for j in range(2))
+        rows = "".join(f"{','.join([f'{j}.5'] * count)},{j}\n" for j in range(2))
         (folder / "a.csv").write_text(f"{head},target\n{rows}")
         times = []
         for _ in range(5):

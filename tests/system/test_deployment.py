@@ -21,6 +21,7 @@ import consilience as cs
 from consilience.config import read_config, read_deployment
 from consilience.core import records
 from consilience.data.site import read_site
+from consilience.data.tables import agree
 from consilience.flower import app as flower_app
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.deployment.create import write_app
@@ -61,10 +62,12 @@ def simulated(app):
     """Two rounds in the simulator of an app's method on the sites' data."""
     settings = config_table(app)["site"]
     deployed = read_deployment(app / "silos_app" / "config.toml")
-    parts = {name: read_site(SILOS / f"{name}.csv", classes=("0", "1"), name=name, **settings) for name in SITES}
+    sites = {name: read_site(SILOS / f"{name}.csv", classes=("0", "1"), name=name, **settings) for name in SITES}
+    preparation = agree({name: site.summary() for name, site in sites.items()}).preparation
+    parts = {name: site.prepared(preparation) for name, site in sites.items()}
     return cs.fit(
         deployed.algorithm(),
-        deployed.task(0),
+        deployed.task(0, preparation),
         cs.Federation.from_silos({name: part.train for name, part in parts.items()}),
         rounds=2,
         engine=cs.Simulator(device="cpu", chunk=1, workers=1, precision="float64"),

@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from consilience.config.tasks import CATEGORICAL, NUMBERS, build_task
 from consilience.core.checks import convert, hints_of
 from consilience.core.errors import ConfigError, nearest
 from consilience.data import DATASETS, Data, Dataset, Federation, load, loader_options, partition
+from consilience.data.tables import Preparation
 from consilience.data.trees import form
 from consilience.engines import Distributed, Simulator
 from consilience.studies.setting import Setting
 from consilience.tasks import Adversarial, Task
+from consilience.tasks.balance import balanced
 
 ALGORITHMS: dict[str, type[Method]] = {
     name: kind
@@ -94,7 +97,7 @@ class LoadedConfig(Loaded):
         """Data, partition and model. The seed decides the partition, the split and the initial weights. With
         `run.holdout`, the test data are a share of each client's data, in place of the data's own test set. With
         `run.calibration`, another share calibrates prediction sets."""
-        run, data = self.config.run, self._data()
+        run, data = self.config.run, self._data
         seed = run.seed if seed is None else seed
         federation = self._federation(data.train, seed)
         test: Dataset | Federation = data.test
@@ -130,7 +133,9 @@ class LoadedConfig(Loaded):
         root = {key: value for key, value in own.arguments.items() if key == "root" and both}
         return self._read(name, root, "run.outside").test
 
+    @cached_property
     def _data(self) -> Data:
+        """The data, which are read once for all seeds."""
         data = self._read(self.config.data.name, self.config.data.arguments, "data.name")
         return data.signed() if self.config.task.kind == Adversarial.kind else data
 
@@ -166,11 +171,15 @@ class LoadedDeployment(Loaded):
 
     config: Deployment
 
-    def task(self, seed: int) -> Task:
-        """The task of all sites, with initial weights by a seed."""
+    def task(self, seed: int, preparation: Preparation | None = None) -> Task:
+        """The task of all sites, with initial weights by a seed. For tables, the `preparation` tells the number of
+        features, and how often each class occurs."""
         c = self.config
-        shape: dict[str, Any] = {"inputs": c.federation.inputs, "outputs": c.federation.outputs}
-        return build_task(c.task, c.model, self.folder, **shape, seed=seed)
+        inputs = c.federation.inputs if preparation is None else [len(preparation.feature_names)]
+        if inputs is None:
+            raise ConfigError("federation.inputs must be given for data that are no tables: the shape of an example")
+        task = build_task(c.task, c.model, self.folder, inputs=inputs, outputs=c.federation.outputs, seed=seed)
+        return task if preparation is None else balanced(task, preparation.target.counts)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class TaskSection(_Section):
     kind: str = "classification"
     arguments: dict[str, Any] = {}
     noise: Positive | None = None
-    weights: list[NonNegative] | None = None
+    weights: list[NonNegative] | Literal["balanced"] | None = None
     label_smoothing: Fraction | None = None
     per_token: bool | None = None
     augment: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ class _Sites(_Section):
     timeout: Positive = 600.0
     patience: Positive = 3600.0
     max_examples: Count | None = None
-    inputs: list[Count]
+    inputs: list[Count] | None = None  # of tables, their preparation tells
     outputs: Count
     classes: list[str] = []
 
@@ -130,7 +130,7 @@ class Deployment(Learning):
 def sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     """The first problem in words: the key, what is wrong with it, and the nearest known key."""
     problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("list[", "literal[")))
     hint: Any = kind
     for part in problem["loc"][: -1 if problem["type"] == "extra_forbidden" else None]:
         if hasattr(hint, "model_fields") and part in hint.model_fields:

@@ -47,9 +47,13 @@ TASKS = (*SUPERVISED, Adversarial.kind)
 OBJECTIVES: dict[str, type[Objective]] = {"wasserstein": Wasserstein, "least-squares": LeastSquares}
 AUGMENTATIONS = {"Crop": Crop, "Flip": Flip}
 PLAYERS = ("generators", "discriminators", "pace")  # keys that are Adversarial's own arguments
-OPTIONS = {"noise": Regression.kind, "per_token": LanguageModel.kind}  # keys that are a task's own arguments
-OPTIONS |= dict.fromkeys(("weights", "label_smoothing"), Classification.kind)
-KINDS = {**OPTIONS, **dict.fromkeys(("objective", *PLAYERS), Adversarial.kind)}  # the kind of task that has a key
+OPTIONS = {  # keys that are a task's own arguments, and the kinds of tasks that have them
+    "noise": (Regression.kind,),
+    "per_token": (LanguageModel.kind,),
+    "weights": (Classification.kind, Binary.kind),
+    "label_smoothing": (Classification.kind,),
+}
+KINDS = {**OPTIONS, **dict.fromkeys(("objective", *PLAYERS), (Adversarial.kind,))}
 
 
 def build_task(
@@ -118,9 +122,10 @@ def _check_keys(section: TaskSection) -> None:
         raise ConfigError(
             f"task.kind: unknown kind {section.kind!r}; {nearest(section.kind, TASKS)}; or file.py:Name for your own"
         )
-    for key, kind in KINDS.items():
-        if getattr(section, key) is not None and section.kind != kind:
-            raise ConfigError(f"task.{key}: this key is for task.kind = {kind!r}, and it is {section.kind!r}")
+    for key, kinds in KINDS.items():
+        if getattr(section, key) is not None and section.kind not in kinds:
+            named = " or ".join(map(repr, kinds))
+            raise ConfigError(f"task.{key}: this key is for task.kind = {named}, and it is {section.kind!r}")
     for key in ("augment", "batch_norm"):
         if getattr(section, key) and section.kind == Adversarial.kind:
             raise ConfigError(f"task.{key}: this key is for supervised tasks, and task.kind is {section.kind!r}")

@@ -16,6 +16,7 @@ from consilience.core.records import Tree, rows, tree_map
 from consilience.core.text import plural
 from consilience.data.ragged import Ragged
 from consilience.data.sources import read_source
+from consilience.data.tables.preparation import Preparation
 from consilience.data.tensors import to_ids, to_tensor
 from consilience.data.trees import (
     Entry,
@@ -46,6 +47,8 @@ class Dataset:
     `y` is [N] int64 for classes, [N, D] float for regression, [N, L] float or uint8 in {0, 1} for multi-label.
     A target for each place of a sequence is `Ragged`, padded with a value that the loss ignores.
     `groups` holds further columns [N] int64 (writer, hospital, coarse label) with their names, if any.
+    `features` are the names of the columns of x [N, F], if they have names, and `preparation` is how they were made
+    from a table: predictions can then be made for tables with the same columns.
 
     Arrays, tables and lists of numbers become tensors, those of float64 in torch's default type; a tensor keeps its
     type. Labels [N] of any integer type, or bool, become int64. Inputs of integers are bytes or token ids: convert
@@ -65,6 +68,8 @@ class Dataset:
     shift: Tensor | None = None
     name: str = "data"
     note: str = ""
+    features: tuple[str, ...] = ()
+    preparation: Preparation | None = None
 
     @classmethod
     def of(
@@ -103,7 +108,8 @@ class Dataset:
         found |= {name: to_tree(getattr(self, name), f"{self.name}: ", name) for name in ("x", "y")}
         found["y"] = map_entries(_labels, found["y"])
         groups = {name: to_ids(column, f"{self.name}: group {name!r}") for name, column in self.groups.items()}
-        for name, value in {**found, "groups": groups, "classes": tuple(map(str, self.classes))}.items():
+        names = {name: tuple(map(str, getattr(self, name))) for name in ("classes", "features")}
+        for name, value in {**found, "groups": groups, **names}.items():
             object.__setattr__(self, name, value)
         self._check()
 
@@ -118,6 +124,10 @@ class Dataset:
                 raise DataError(f"{self.name}: {what} holds values that are not finite; fill or drop them first")
         for what in ("x", "y"):
             check_names(getattr(self, what), f"{self.name}: {what}")
+        if self.features and not (isinstance(self.x, Tensor) and self.x.shape[1:] == (len(self.features),)):
+            raise DataError(
+                f"{self.name}: there are {plural(len(self.features), 'feature name')}, but x is {form(self.x)}"
+            )
         if not (self.scale is None and self.shift is None) and not isinstance(self.x, Tensor):
             raise DataError(f"{self.name}: scale and shift are for x of one tensor: scale the entries of x beforehand")
         if self.classes and self.labels is not None and len(self):

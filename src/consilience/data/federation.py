@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -16,6 +17,8 @@ from consilience.core.display import clip, facts, table
 from consilience.core.errors import nearest
 from consilience.core.text import listing, plural
 from consilience.data.dataset import Dataset, Source
+from consilience.data.prepared import prepare_tables
+from consilience.data.tables import MINIMUM, Preparation, Roles, as_table
 from consilience.data.tensors import starts, to_ids
 from consilience.data.trees import cat, form, map_entries
 
@@ -88,6 +91,36 @@ class Federation:
         data = replace(parts[0], x=x, y=y, groups={}, group_names={}, name=_joint_name(parts, names), note=note)
         owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
         return cls.from_owner(data, owner, names=names, clients=len(parts), how=how)
+
+    @classmethod
+    def from_tables(
+        cls,
+        tables: Mapping[str, Any],
+        *,
+        target: str | Sequence[str] = "target",
+        features: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        categorical: Sequence[str] = (),
+        missing: Sequence[str] = (),
+        numbers: bool = False,
+        minimum: int = MINIMUM,
+        preparation: Preparation | None = None,
+    ) -> Federation:
+        """A federation from one table a client, by name: data frames (pandas, polars, pyarrow) or paths of CSV files,
+        with gaps, categories and columns that some lack. Each client sums up its table, and all use the preparation
+        that follows from these sums (docs/tables.md), or a `preparation` that was agreed before.
+
+        `target` is the column to predict; two columns are a time and an event, for `cs.Cox`. `features` are the columns
+        to predict from, by default all others but those to `ignore`. `categorical` are columns of numbers that are
+        codes, and `missing` marks of missing cells, such as -9, beside the usual ones. Whole numbers in the target are
+        classes, or with `numbers` real. Categories with fewer than `minimum` rows at all clients together are counted
+        as one."""
+        if not isinstance(tables, Mapping):
+            raise DataError(f"from_tables takes a dict of tables by name, not a {type(tables).__name__}")
+        named = {str(name): as_table(table, f"the table of {name}") for name, table in tables.items()}
+        how: dict[str, Any] = {"features": features, "ignore": ignore, "categorical": categorical}
+        roles = Roles.of(target, **how, missing=missing, numbers=numbers, minimum=minimum)
+        return cls.from_silos(prepare_tables(named, roles, preparation), how="tables")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -259,5 +292,7 @@ def _looks(silo: Dataset) -> dict[str, object]:
         "x": form(silo.x),
         "y": form(silo.y),
         "classes": silo.classes,
+        "features": silo.features,
+        "preparation": silo.preparation,
         **{what: None if value is None else value.tolist() for what, value in scales.items()},
     }

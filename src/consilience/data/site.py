@@ -1,8 +1,9 @@
 """The local data of a site, in the forms in which sites store them: tables, folders of images, arrays."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -12,32 +13,67 @@ from consilience.core.errors import DataError, nearest
 from consilience.core.records import Tree
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
-from consilience.data.loaders.arrays import class_numbers, read_arrays
+from consilience.data.loaders.arrays import read_arrays
 from consilience.data.loaders.files import normalisation
-from consilience.data.loaders.silos import CSV, Table, agreed_scale, in_order, own_scale, read_table
+from consilience.data.prepared import prepared
 from consilience.data.sources import pixels_of
+from consilience.data.tables import CSV, MINIMUM, Preparation, Roles, Summary, Table, joined, read_csv, summarise
 from consilience.data.trees import form, tensors
 
 _TEST = "test"
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-Scaling = Mapping[str, Mapping[str, float]]
 Part = tuple[Tree, Tree]  # x, y
+
+
+@dataclass(frozen=True)
+class SiteTables:
+    """A site's table, and rows for testing if it has any, before they are prepared. `holdout`, `calibration` and `seed`
+    are those of `read_site`."""
+
+    train: Table
+    test: Table | None
+    roles: Roles
+    _: KW_ONLY
+    holdout: float = 0.0
+    calibration: float = 0.0
+    seed: int = 0
+    name: str = "data"
+
+    def summary(self) -> Summary:
+        """What the site tells the server: sums over all rows but those for testing; targets are counted in the rows
+        that it trains on."""
+        number = torch.arange(len(self.train))
+        rows = Dataset(number.unsqueeze(1).float(), number)
+        split = self._held_out([rows] if self.test is None else [rows, rows[:0]])
+        training = split.train if isinstance(split, Data) else split
+        return summarise(self.train, self.roles, training.y.tolist())
+
+    def prepared(self, preparation: Preparation) -> Dataset | Data:
+        """The site's examples, by a preparation for all sites."""
+        parts = [table for table in (self.train, self.test) if table is not None]
+        return self._held_out([prepared(table, preparation, name=self.name) for table in parts])
+
+    def _held_out(self, parts: list[Dataset]) -> Dataset | Data:
+        return _held_out(parts, self.holdout, self.calibration, self.seed)
 
 
 def read_site(
     path: str | Path,
     *,
     classes: Sequence[str] = (),
-    target: str = "target",
+    target: str | Sequence[str] = "target",
     features: Sequence[str] | None = None,
-    scaling: Scaling | None = None,
+    ignore: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    minimum: int = MINIMUM,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     holdout: float = 0.0,
     calibration: float = 0.0,
     seed: int = 0,
     name: str | None = None,
-) -> Dataset | Data:
+) -> Dataset | Data | SiteTables:
     """The data of one site. `path` is
 
     - a CSV file, or a folder of CSV files whose rows are joined; rows of its `test.csv`, or of files in `test/`, are
@@ -51,12 +87,14 @@ def read_site(
     names of all classes, in the order of their numbers; targets are names, or numbers 0, 1, … if no name is itself a
     number. Without classes targets are real.
 
-    In tables, `target` is the column to predict and all others are features, numbers without gaps, in the order of
-    `features`, or of their names. `scaling` has a line for each feature, such as `age = { centre = 54, spread = 9 }`,
-    from a code book: (x − centre)/spread. Without it features are standardised by the mean and deviation of this site's
-    own training rows (before any is held out): nothing has to be agreed on, but differences in level between sites are
-    lost. Images become (x/255 − mean)/std, with one figure per channel. Arrays are used as they are, except
-    that an x of bytes holds images.
+    Tables become examples when all sites have agreed on a preparation: `SiteTables.prepared`. `target` is the column to
+    predict, or a time and an event. `features` are the columns to predict from, by default all others but those to
+    `ignore`. `categorical` are columns of text or codes; a column of text that is not named here is ignored, and its
+    values never leave the site. `missing` are marks of missing cells beside the usual ones. Categories with fewer than
+    `minimum` rows at all sites together are counted as one.
+
+    Images become (x/255 − mean)/std, with one figure per channel. Arrays are used as they are, except that an x of
+    bytes holds images.
 
     `holdout` is the share of rows to score the model on if there are no test rows, and `calibration` the share that
     calibrates prediction sets; `seed` determines which ones.
@@ -64,17 +102,21 @@ def read_site(
     path = Path(path).expanduser()
     classes = tuple(classes)
     kind = _kind(path)
-    if kind != "table" and (features is not None or scaling is not None):
-        raise DataError(f"{path}: features and scaling are for tables")
+    if kind != "table" and (features is not None or ignore or categorical or missing):
+        raise DataError(f"{path}: features, ignore, categorical and missing are for tables")
     if kind == "table" and (mean is not None or std is not None):
-        raise DataError(f"{path}: mean and std are for images; a table's features have scaling")
+        raise DataError(f"{path}: mean and std are for images; tables are standardised by the sums of all sites")
     for share in (holdout, calibration, holdout + calibration):
         if not 0 <= share < 1:
             raise DataError(f"the share to hold out must lie between 0 and 1, got {share}")
     if kind == "table":
-        parts = _tables(path, classes, target, features, scaling)
-    else:
-        parts = _images(path, classes) if kind == "images" else read_arrays(path, classes)
+        how: dict[str, Any] = {"features": features, "ignore": ignore, "categorical": categorical, "minimum": minimum}
+        roles = Roles.of(target, **how, missing=missing, numbers=not classes, classes=classes, declared=True)
+        train, test = _tables(path, roles)
+        return SiteTables(
+            train, test, roles, holdout=holdout, calibration=calibration, seed=seed, name=name or path.stem
+        )
+    parts = _images(path, classes) if kind == "images" else read_arrays(path, classes)
     return _held_out(_datasets(path, parts, classes, mean, std, name or path.stem), holdout, calibration, seed)
 
 
@@ -126,41 +168,21 @@ def _held_out(datasets: list[Dataset], holdout: float, calibration: float, seed:
     return Data(rest.client(0), whole[:0] if held is None else held, own)
 
 
-def _tables(
-    path: Path, classes: tuple[str, ...], target: str, features: Sequence[str] | None, scaling: Scaling | None
-) -> list[Part]:
+def _tables(path: Path, roles: Roles) -> tuple[Table, Table | None]:
+    """The table of a site and, if it has any, its rows for testing."""
     held_out: list[Path] = []
     files = [path]
     if path.is_dir():
-        tables = sorted(path.glob(CSV))
-        files = [file for file in tables if file.stem.lower() != _TEST]
-        held_out = [file for file in tables if file not in files] + sorted((path / _TEST).glob(CSV))
+        found = sorted(path.glob(CSV))
+        files = [file for file in found if file.stem.lower() != _TEST]
+        held_out = [file for file in found if file not in files] + sorted((path / _TEST).glob(CSV))
         if not files:
             raise DataError(f"{path} has test rows, but no CSV file to train on")
-    train, test = ([read_table(file, target) for file in part] for part in (files, held_out))
-    order = features or sorted(train[0].features)
-    others = str(train[0].path) if features is None else "the federation's"
-    train, test = ([in_order(table, order, others) for table in part] for part in (train, test))
-    x = torch.cat([table.x for table in train])
-    centre, spread = own_scale(x) if scaling is None else agreed_scale(scaling, order, "site.scaling")
-
-    def part(tables: list[Table]) -> Part:
-        x = torch.cat([table.x for table in tables])
-        return ((x - centre) / spread).float(), torch.cat([_targets(table, classes) for table in tables])
-
-    return [part(tables) for tables in (train, test) if tables]
-
-
-def _targets(table: Table, classes: tuple[str, ...]) -> Tensor:
-    """[N] numbers of classes, or [N, 1] real."""
-    if classes:
-        return class_numbers(table.targets, classes, str(table.path))
-    try:
-        return torch.tensor([[float(text)] for text in table.targets])
-    except ValueError:
-        raise DataError(
-            f"{table.path}: targets must be numbers unless there are classes: federation.classes in the config"
-        ) from None
+    tables = [read_csv(file) for file in (*files, *held_out)]
+    for table in tables:
+        roles.check(table)
+    train, test = tables[: len(files)], tables[len(files) :]
+    return joined(train), joined(test) if test else None
 
 
 def _images(path: Path, classes: tuple[str, ...]) -> list[Part]:

@@ -28,6 +28,7 @@ class Columns:
     groups: Mapping[str, Any] = field(default_factory=dict)
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scale: float | None = None
+    features: tuple[str, ...] = ()
 
 
 def read_source(source: Any, target: str | None, inputs: str | Sequence[str] | None, groups: Sequence[str]) -> Columns:
@@ -99,7 +100,9 @@ def _from_table(
     numbered = {name: _numbered(_values(source[name]), f"column {name!r}") for name in groups}
     columns = {name: _values(source[name]) for name in chosen}
     x: Any = columns
+    numeric: tuple[str, ...] = ()
     if not any(map(_has_cells, columns.values())):
+        numeric = tuple(map(str, columns))
         x = np.stack([_numbers(column, name) for name, column in columns.items()], axis=1)
     elif len(columns) == 1:
         (x,) = columns.values()
@@ -109,6 +112,7 @@ def _from_table(
         tuple(known or ()),
         groups={name: ids for name, (ids, _) in numbered.items()},
         group_names={name: values for name, (_, values) in numbered.items()},
+        features=numeric,
     )
 
 
@@ -195,8 +199,8 @@ def _numbers(column: Any, name: str) -> Any:
         return np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"column {name!r} holds values that are not numbers: encode it, such as by pandas.get_dummies, or choose "
-            "other columns by inputs="
+            f"column {name!r} holds values that are not numbers: use cs.Federation.from_tables, which prepares such "
+            "columns alike at all sites, or choose other columns by inputs="
         ) from error
 
 

@@ -15,7 +15,9 @@ from consilience.algorithms.switch import Method, phases
 from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.core.files import CHECKPOINTS
 from consilience.data.dataset import Data, Dataset
-from consilience.flower.client import FlowerClient, fingerprint
+from consilience.data.site import SiteTables
+from consilience.data.tables import Preparation
+from consilience.flower.client import FlowerClient, fingerprint, summary_info
 from consilience.flower.coordinator import Coordinator, Participation
 from consilience.flower.messages import (
     CALIBRATION,
@@ -23,6 +25,8 @@ from consilience.flower.messages import (
     CalibrateReply,
     CalibrateRequest,
     EvaluateRequest,
+    InfoRequest,
+    Request,
     StatisticsReply,
     StatisticsRequest,
     TrainReply,
@@ -30,6 +34,7 @@ from consilience.flower.messages import (
     decode,
     encode,
 )
+from consilience.flower.preparing import prepare_at_sites
 from consilience.flower.registry import Registry
 from consilience.flower.session import Flower, follows
 from consilience.report import write_report
@@ -38,37 +43,44 @@ from consilience.runs.fit import fit
 from consilience.runs.run import Callback, Run
 from consilience.tasks.task import Task
 
-Load = Callable[[Mapping[str, Any]], Dataset | Data]
+Load = Callable[[Mapping[str, Any]], Dataset | Data | SiteTables]
+TaskFor = Callable[[Preparation], Task]
+"""A function that makes the task for tables, when the number of their features is known."""
 log = logging.getLogger("consilience")
 
 
-def client_app(method: Method, task: Task, load: Load) -> ClientApp:
+def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
     """The app of the sites. `load` gets the node's settings (flower-supernode --node-config) and returns the site's
-    data: a `Dataset`, or `Data` whose test part is held out for evaluation.
+    data: a `Dataset`, or `Data` whose test part is held out for evaluation. If it returns `SiteTables`, `task` is a
+    function of the preparation that the server makes from the sums of all sites, such as `lambda prepared:
+    cs.Classification(nn.Linear(len(prepared.feature_names), 2))`.
 
     The node's settings must have `site`, the name of the site. `states` is the folder for the site's states
     (by default consilience-states in the node's working directory), and `device` is where it computes (cpu)."""
-    app, clients = ClientApp(), dict[str, FlowerClient]()
+    app, clients = ClientApp(), dict[tuple[str, Preparation | None], FlowerClient]()
 
-    def client(context: Context) -> FlowerClient:
-        node = dict(context.node_config)
-        name = node.get("site")
-        if not isinstance(name, str) or not name:
-            raise ConfigError("the node has no site name: start it with --node-config 'site=\"basel\"', for example")
-        if name not in clients:
+    def client(context: Context, request: Request) -> FlowerClient:
+        node, key = dict(context.node_config), (_site(context), request.preparation)
+        if key not in clients:
+            own, data = _prepared(task, load, node, request.preparation)
             folder, device = Path(str(node.get("states", "consilience-states"))), str(node.get("device", "cpu"))
-            clients[name] = FlowerClient(name, method, task, lambda: load(node), folder, device)
-        return clients[name]
+            clients[key] = FlowerClient(key[0], method, own, data, folder, device)
+        return clients[key]
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(encode(client(context).info()), reply_to=message)
+        request, _ = decode(message.content, InfoRequest)
+        if request.preparation is None and not isinstance(task, Task):
+            found = summary_info(_site(context), method, lambda: load(dict(context.node_config)))
+        else:
+            found = client(context, request).info()
+        return Message(encode(found), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         request, records = decode(message.content, TrainRequest)
         try:
-            reply, update = client(context).train(request, records)
+            reply, update = client(context, request).train(request, records)
         except ConsilienceError as error:
             log.exception("round %d", request.round)
             reply, update = TrainReply(status="failed", reason=str(error)), None
@@ -76,22 +88,53 @@ def client_app(method: Method, task: Task, load: Load) -> ClientApp:
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(encode(client(context).evaluate(*decode(message.content, EvaluateRequest))), reply_to=message)
+        request, records = decode(message.content, EvaluateRequest)
+        return Message(encode(client(context, request).evaluate(request, records)), reply_to=message)
 
     @app.query(STATISTICS)
     def statistics(message: Message, context: Context) -> Message:
-        sums = client(context).statistics(*decode(message.content, StatisticsRequest))
+        request, records = decode(message.content, StatisticsRequest)
+        sums = client(context, request).statistics(request, records)
         return Message(encode(StatisticsReply(), sums=sums), reply_to=message)
 
     @app.query(CALIBRATION)
     def calibration(message: Message, context: Context) -> Message:
-        counts = client(context).calibrate(*decode(message.content, CalibrateRequest))
+        request, records = decode(message.content, CalibrateRequest)
+        counts = client(context, request).calibrate(request, records)
         return Message(encode(CalibrateReply(), counts=counts), reply_to=message)
 
     return app
 
 
-def server_app(method: Method, task: Task, **options: Any) -> ServerApp:
+def _site(context: Context) -> str:
+    """The name of the node's site."""
+    name = context.node_config.get("site")
+    if not isinstance(name, str) or not name:
+        raise ConfigError("the node has no site name: start it with --node-config 'site=\"basel\"', for example")
+    return name
+
+
+def _prepared(
+    task: Task | TaskFor, load: Load, node: dict[str, Any], preparation: Preparation | None
+) -> tuple[Task, Callable[[], Dataset | Data]]:
+    """The task, and the function that returns the site's examples."""
+
+    def examples() -> Dataset | Data:
+        found = load(node)
+        if isinstance(found, SiteTables) and preparation is not None:
+            return found.prepared(preparation)
+        if isinstance(found, SiteTables) or preparation is not None:
+            raise ConfigError("a table needs a task that is a function of its preparation, and other data a task")
+        return found
+
+    if isinstance(task, Task):
+        return task, examples
+    if preparation is None:
+        raise ConfigError("the request has no preparation of tables")
+    return task(preparation), examples
+
+
+def server_app(method: Method, task: Task | TaskFor, **options: Any) -> ServerApp:
     """The app of the server, with the options of `serve`."""
     app = ServerApp()
 
@@ -106,7 +149,7 @@ def server_app(method: Method, task: Task, **options: Any) -> ServerApp:
 def serve(
     grid: Grid,
     method: Method,
-    task: Task,
+    task: Task | TaskFor,
     *,
     participation: Participation,
     rounds: int,
@@ -126,15 +169,24 @@ def serve(
 ) -> Run:
     """Run a federation of real sites: `fit`, with the sites as clients. A run in the directory `out` is resumed with
     the sites with which it began. Without `test` data at the server, sites score the model on their held-out
-    examples."""
+    examples.
+
+    If sites hold tables, `task` is a function of their preparation. It is made from the sums of the sites that are
+    online when the run begins, of at least `participation.clients`, and stored with the run. Sites that come later, and
+    a resumed run, use the same one."""
     for phase in phases(method):
         if test is not None and phase.algorithm.alone and not follows(phase.algorithm):
             raise ConfigError(
                 f"every site of {phase.algorithm.name} has a model of its own, which the server does not know: leave "
                 "test out, and let the sites hold examples out"
             )
-    place = Path(out)
-    coordinator = Coordinator(grid, participation, fingerprint(method, task))
+    place, preparation = Path(out), None
+    if not isinstance(task, Task):
+        preparation = RunDirectory(place).preparation()
+        if preparation is None:
+            preparation = prepare_at_sites(Coordinator(grid, participation, fingerprint(method, None)))
+        task = task(preparation)
+    coordinator = Coordinator(grid, participation, fingerprint(method, task), preparation)
     registry = Registry.read(place)
     if registry is None:
         registry = Registry.of(coordinator.gather(participation.clients), participation.max_examples)
@@ -144,7 +196,7 @@ def serve(
     run = fit(
         method,
         task,
-        registry.federation(name, classes),
+        registry.federation(name, classes, preparation),
         rounds=rounds,
         cohort=cohort,
         test=test,

@@ -16,6 +16,7 @@ from consilience.algorithms.switch import Method, phases
 from consilience.core import Belief, ConfigError, ConsilienceError, DataError, Point, Tree, pack, rows, to, unpack
 from consilience.data import Cohort, Data, Dataset, Federation
 from consilience.data.ragged import Ragged
+from consilience.data.site import SiteTables
 from consilience.data.trees import Entry, map_entries
 from consilience.engines.simulator import PRECISIONS
 from consilience.engines.work import compute
@@ -23,6 +24,7 @@ from consilience.evaluation.calibration import Calibration, calibrate, count_sco
 from consilience.evaluation.scores import evaluate
 from consilience.flower.messages import (
     NO_STATE,
+    UNKNOWN,
     BeliefRequest,
     Bins,
     CalibrateRequest,
@@ -41,10 +43,11 @@ from consilience.tasks.task import Task
 log = logging.getLogger("consilience")
 
 
-def fingerprint(method: Method, task: Task) -> str:
+def fingerprint(method: Method, task: Task | None) -> str:
     """A hash of the method with its settings and of the network, without its weights: what server and sites must have
-    in common."""
-    what = {"method": describe(method), **about(task), "augmentation": describe(task.augment)}
+    in common. The network is not known before tables are prepared."""
+    network = {} if task is None else {**about(task), "augmentation": describe(task.augment)}
+    what = {"method": describe(method), **network}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -55,6 +58,33 @@ class Parts:
     train: Dataset
     test: Dataset | None = None
     calibration: Dataset | None = None
+
+
+def loaded(load: Callable[[], Any]) -> Any:
+    """The data that `load` returns. The server sees the text of an error, but not that of its cause. A loader's own
+    error may quote a patient's data, so it is only the cause."""
+    try:
+        return load()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise DataError("its data cannot be read; the log of its node says why") from error
+
+
+def summary_info(name: str, method: Method, load: Callable[[], Any]) -> SiteInfo:
+    """The information of a site whose table is not prepared yet."""
+    found = loaded(load)
+    if not isinstance(found, SiteTables):
+        raise ConfigError("its data are no table: config.toml must have federation.inputs, the shape of an example")
+    return SiteInfo(
+        name=name,
+        examples=len(found.train),
+        held_out=0,
+        x=UNKNOWN,
+        y=UNKNOWN,
+        fingerprint=fingerprint(method, None),
+        summary=loaded(found.summary),
+    )
 
 
 def _size(data: Dataset | None) -> int:
@@ -75,14 +105,8 @@ class FlowerClient:
 
     @cached_property
     def _data(self) -> Parts:
-        """The site's examples. The server sees the text of an error, but not that of its cause. A
-        loader's own error may quote a patient's data, so it is only the cause."""
-        try:
-            found = self.load()
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise DataError("its data cannot be read; the log of its node says why") from error
+        """The site's examples."""
+        found = loaded(self.load)
         parts = Parts(found.train, found.test, found.calibration) if isinstance(found, Data) else Parts(found)
         if not len(parts.train):
             raise DataError(f"{self.name} has no examples to learn from")

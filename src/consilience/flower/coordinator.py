@@ -9,6 +9,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from consilience.core import ConfigError, ConsilienceError, Count, DataError, Positive, RecordError, check_types
+from consilience.data.tables import Preparation
 from consilience.flower.messages import Failure, InfoRequest, SiteInfo, decode, encode
 from consilience.flower.registry import by_form, form_of
 from consilience.flower.transport import Node, Reply, Transport
@@ -49,6 +50,8 @@ class Coordinator:
     grid: Grid
     participation: Participation
     fingerprint: str
+    preparation: Preparation | None = None
+    """How the sites' tables become examples; None before it is known, and if they hold no tables."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     online: dict[str, tuple[Node, SiteInfo]] = field(default_factory=dict)
@@ -161,7 +164,7 @@ class Coordinator:
                 self._unknown.add(node)
             if self._refreshed - self._asked.get(node, float("-inf")) > expires:
                 self._asked[node] = self._refreshed
-                self._transport.send("query", "query", node, encode(InfoRequest()), expires)
+                self._transport.send("query", "query", node, encode(InfoRequest(preparation=self.preparation)), expires)
 
     def _admit(self, node: Node, content: RecordDict | Failure) -> None:
         """Take a node in as a site, or log why it is rejected."""

@@ -186,6 +186,7 @@ class Exchange:
             request = TrainRequest(
                 experiment=self.registry.experiment,
                 fingerprint=self.coordinator.fingerprint,
+                preparation=self.coordinator.preparation,
                 stage=self.stage,
                 round=round,
                 client=client,

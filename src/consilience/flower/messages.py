@@ -4,14 +4,24 @@ import math
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
-from consilience.core.errors import RecordError
+from consilience.core.errors import ConsilienceError, RecordError
 from consilience.core.records import Tree, pack
 from consilience.core.text import plain
+from consilience.data.tables import Preparation, Summary
 
 P = TypeVar("P", bound="Payload")
-LONGEST_PAYLOAD = 100_000  # characters of JSON
+LONGEST_PAYLOAD = 1_000_000  # characters of JSON; tables of a thousand columns are summed up in half of it
 MANY = 1000  # entries of a list or dict of a payload
 Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
@@ -24,6 +34,7 @@ def _small(shape: list[int]) -> list[int]:
 
 Form = tuple[Dtype, Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8), AfterValidator(_small)]]
 """The dtype and shape of one example."""
+UNKNOWN: Form = ("float64", [])  # the form of examples of a table that is not prepared yet
 Number = Annotated[int, Field(ge=0, le=10**12)]
 Probability = Annotated[float, Field(ge=0, le=1 + 1e-5, allow_inf_nan=False)]  # a mean of ones may round up
 
@@ -82,13 +93,21 @@ TreeForm = (
 """The form of inputs or targets: of one tensor, or of a tuple or dict."""
 
 
-class InfoRequest(Payload):
+class Request(Payload):
+    """What the server asks of a site. If sites hold tables, every request brings their common `preparation`, because a
+    site may answer each in a new process."""
+
+    preparation: Preparation | None = None
+
+
+class InfoRequest(Request):
     """Asks a node for its `SiteInfo`."""
 
 
 class SiteInfo(Payload):
     """A site's name, its numbers of training, held-out and calibration examples, the dtype and shape of one example,
-    and the fingerprint of its method and network. Nothing else about the data leaves the site."""
+    and the fingerprint of its method and network. A site whose table is not prepared yet sends its `summary`, from
+    which the preparation is made, and no form. Nothing else about the data leaves the site."""
 
     name: Name
     examples: Annotated[int, Field(ge=1, le=10**12)]
@@ -97,9 +116,20 @@ class SiteInfo(Payload):
     x: TreeForm
     y: TreeForm
     fingerprint: Name
+    summary: Summary | None = None
+
+    @field_validator("summary")
+    @classmethod
+    def _possible(cls, summary: Summary | None) -> Summary | None:
+        if summary is not None:
+            try:
+                summary.check()
+            except ConsilienceError as error:
+                raise ValueError(str(error)) from error
+        return summary
 
 
-class TrainRequest(Payload):
+class TrainRequest(Request):
     """Asks one client to train in a round.
 
     The client starts from the state of the request `base`, which is on its disk, or from the state in this request if
@@ -134,7 +164,7 @@ class TrainReply(Payload):
     guards: Annotated[dict[Name, Number], Field(max_length=MANY)] = {}
 
 
-class BeliefRequest(Payload):
+class BeliefRequest(Request):
     """Has the belief that a site predicts with, with `samples` draws. Where clients have beliefs of their own, the
     message has the server's state, and the site uses the belief of its own state: `base` of the `experiment`, or the
     state in this request if `base` is `NO_STATE`."""
@@ -167,7 +197,7 @@ class CalibrateReply(Payload):
     records = frozenset({"counts"})
 
 
-class StatisticsRequest(Payload):
+class StatisticsRequest(Request):
     """Asks a site for the sums of BatchNorm layers over its training examples, for the weights in this message. The
     reply has the sums as a record."""
 
@@ -246,3 +276,5 @@ def decode(content: RecordDict | Failure, kind: type[P], longest: int | None = N
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise RecordError(f"{kind.__name__}: {where}: {problem['msg']}") from error
+    except ConsilienceError as error:  # a preparation or roles that contradict themselves
+        raise RecordError(f"{kind.__name__}: {error}") from error

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from consilience.core.records import Tree
 from consilience.core.seals import seal_json, unseal_json
 from consilience.data import Dataset, Federation
 from consilience.data.ragged import Ragged
+from consilience.data.tables import Preparation
 from consilience.data.tensors import starts
 from consilience.data.trees import Entry
 from consilience.flower.messages import EntryForm, Payload, RaggedForm, SiteInfo, TreeForm
@@ -88,10 +89,15 @@ class Registry(Payload):
     def names(self) -> tuple[str, ...]:
         return tuple(member.name for member in self.members)
 
-    def federation(self, name: str, classes: tuple[str, ...] = ()) -> Federation:
+    def federation(
+        self, name: str, classes: tuple[str, ...] = (), preparation: Preparation | None = None
+    ) -> Federation:
         """The federation as the server knows it: names, numbers of examples, and one example of zeros for the
         shapes."""
         zeros = Dataset(_zeros(self.x), _zeros(self.y), classes=classes, name=name)
+        if preparation is not None:
+            classes = classes or preparation.target.classes
+            zeros = replace(zeros, classes=classes, features=preparation.feature_names, preparation=preparation)
         sizes = torch.tensor([member.examples for member in self.members])
         offsets = starts(sizes)
         order = torch.zeros(1, dtype=torch.int64)

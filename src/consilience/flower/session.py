@@ -226,6 +226,7 @@ class FlowerSession(Session):
         """The fields that requests about a belief have in common."""
         return {
             "fingerprint": self._coordinator.fingerprint,
+            "preparation": self._coordinator.preparation,
             "seed": self._seed,
             "precision": self._exchange.precision,
             "experiment": self._exchange.registry.experiment,
@@ -268,7 +269,10 @@ class FlowerSession(Session):
     def statistics(self, theta: Tensor) -> Sums | None:
         """The sums of all sites that are online, in several passes; None if no site sends valid ones."""
         request = StatisticsRequest(
-            fingerprint=self._coordinator.fingerprint, seed=self._seed, precision=self._exchange.precision
+            fingerprint=self._coordinator.fingerprint,
+            preparation=self._coordinator.preparation,
+            seed=self._seed,
+            precision=self._exchange.precision,
         )
         return estimate(
             lambda total: sums_of_sites(self._coordinator, self.federation, self.task, theta, request, total)

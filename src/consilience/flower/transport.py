@@ -13,7 +13,7 @@ from consilience.core.errors import RecordError
 from consilience.core.text import LONGEST
 from consilience.flower.messages import LONGEST_PAYLOAD, Failure
 
-OVERHEAD = 10 * LONGEST_PAYLOAD  # bytes of a reply beside its records: the payload, and the parts of Flower's messages
+OVERHEAD = 5 * LONGEST_PAYLOAD  # bytes of a reply beside its records: the payload, and the parts of Flower's messages
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from consilience.core.files import (
 )
 from consilience.core.records import Tree, record
 from consilience.core.seals import check_seal, seal, seal_json, unseal
+from consilience.data import tables
 from consilience.data.cohort import Info
 from consilience.runs.identity import differences
 from consilience.runs.reading import read_json, read_lines, read_posterior
@@ -45,10 +46,11 @@ log = logging.getLogger("consilience")
 POSTERIOR = "posterior.safetensors"
 NEWCOMER = "newcomer.safetensors"  # the belief about a new client, where it is not the posterior
 STATISTICS = "statistics.safetensors"  # of BatchNorm layers, for the posterior's mean after the last round
+PREPARATION = tables.FILE  # how tables become model inputs
 CALIBRATION = "calibration.safetensors"  # of prediction sets, for the belief after the last round
 FILES = (
-    CALIBRATION, "config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", NEWCOMER, POSTERIOR, "report.html",
-    STATISTICS,
+    CALIBRATION, "config.toml", "evaluation.json", "metrics.csv", "metrics.jsonl", NEWCOMER, POSTERIOR, PREPARATION,
+    "report.html", STATISTICS,
 )  # fmt: skip
 """All files of a run beside run.json and the checkpoints."""
 MADE_AT_THE_END = (CALIBRATION, "evaluation.json", NEWCOMER, POSTERIOR, "report.html", STATISTICS)
@@ -208,6 +210,17 @@ class RunDirectory:
         if not self.exists():
             raise CheckpointError(f"{self.path} is not a run directory: it has no run.json")
         return read_json(self.path / "run.json")
+
+    def write_preparation(self, preparation: tables.Preparation) -> None:
+        write_atomically(self.path / PREPARATION, seal_json(preparation.to_json(), indent=1, run=self.id))
+
+    def preparation(self) -> tables.Preparation | None:
+        """How the run's tables become model inputs; None if its data were no tables."""
+        path = self.path / PREPARATION
+        if not path.exists():
+            return None
+        remedy = "restore it from a backup"
+        return tables.Preparation.from_json(json.dumps(read_json(path, remedy, run=self.id)))
 
     def must_match(self, new: Any) -> None:
         """Refuse to resume a run with another identity."""

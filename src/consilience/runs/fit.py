@@ -25,6 +25,7 @@ from consilience.runs.run import Callback, Run, check_unseen, federation_facts
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import find_start, must_agree
 from consilience.server.optimizers import Momentum
+from consilience.tasks.balance import balanced
 from consilience.tasks.task import Task
 
 
@@ -61,6 +62,7 @@ def fit(
     its own state every round. A run in which no update was accepted ends with an error.
     """
     _check_types(locals())
+    task = balanced(task, federation)
     _check_data(task, federation, test, outside, cohort)
     _check_calibration(task, federation, calibration)
     engine = engine or Simulator()
@@ -76,6 +78,8 @@ def fit(
         path = settings.storage.directory
         directory = RunDirectory(path) if path is not None and ranks.leads else None
         start = ranks.in_turn(lambda: find_start(settings, directory, algorithm, facts, resume, held))
+        if directory is not None and federation.data.preparation is not None:
+            directory.write_preparation(federation.data.preparation)
         return Loop(settings, opener, ranks, directory, facts).go(stages, start)
 
 

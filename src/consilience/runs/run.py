@@ -15,6 +15,7 @@ from consilience.core import Belief, Count, DataError, Size, TaskError, Tree, ro
 from consilience.core.display import summary, summary_table
 from consilience.data import Dataset, Federation
 from consilience.data.dataset import Source
+from consilience.data.prepared import examples, model_inputs
 from consilience.data.trees import tensors
 from consilience.engines import Plan, States
 from consilience.evaluation import (
@@ -171,7 +172,7 @@ class Run:
     def join(self, name: str, data: Source, *, rounds: Size = 0, seed: int = 0) -> Run:
         """This run with one more client. The new client learns from its data once, against the belief of all others;
         then all clients learn for `rounds`. See `forget` for the methods that can do so."""
-        members = self._members(seed).joined(name, Dataset.of(data))
+        members = self._members(seed).joined(name, self._examples(data))
         return self._changed(members.learned([len(members.federation) - 1], 1), rounds)
 
     def _members(self, seed: int) -> Members:
@@ -217,11 +218,13 @@ class Run:
         batch_size: int | None = None,
     ) -> Tensor:
         """The predictive mean for model inputs x [N, ...], one tensor or a tuple or dict of them, at a `client` given
-        by number or name, or at a new one. It is averaged over `samples` draws of a Gaussian belief, or over an
+        by number or name, or at a new one. If the clients' data were tables, x may also be a data frame or a CSV file
+        with the same columns. It is averaged over `samples` draws of a Gaussian belief, or over an
         ensemble. With `point`, it is the prediction of the mean weights.
         `batch_size` is the number of examples that are predicted at once, by default at most 1000 with at most 64 MiB
         of inputs."""
         how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
+        x = model_inputs(x, self.federation.data.preparation)
         return predict_inputs(self.network, self.newcomer() if client is None else self.personal(client), x, **how)
 
     def calibrate(
@@ -235,7 +238,7 @@ class Run:
         """Calibrate prediction sets on examples that no training has seen, and keep the result for `sets`, `evaluate`
         and reports. Every client of a Federation scores with its own belief. `score` is for classes: "lac" makes the
         smallest sets, "aps" more even ones."""
-        data = data if isinstance(data, Federation) else Dataset.of(data)
+        data = data if isinstance(data, Federation) else self._examples(data)
         check_unseen(self.federation, data)
         if self.algorithm.alone and isinstance(data, Dataset):
             raise DataError(
@@ -258,6 +261,7 @@ class Run:
         examples has a threshold and a guarantee of its own; for others the guarantee is about all clients together."""
         if self.calibration is None:
             raise DataError("prediction sets need a calibration: call run.calibrate(data) with held-out examples first")
+        x = model_inputs(x, self.federation.data.preparation)
         data = x if isinstance(x, Dataset) else unlabelled(x, self.federation.data.classes)
         name = None if client is None else self.federation.name(self.federation.number(client))
         belief = self.newcomer() if client is None else self.personal(client)
@@ -283,20 +287,20 @@ class Run:
         coverage: float = LEVEL,
     ) -> Evaluation:
         """Scores on test data, of the mean weights and averaged over `samples` draws of the posterior. The data are a
-        Federation, a Dataset, or anything that `Dataset.of` reads, such as a pair (x, y).
+        Federation, a Dataset, anything that `Dataset.of` reads, such as a pair (x, y), or a table as in `predict`.
 
         For a Federation, every client that has learned predicts with its own belief. Clients are matched by name or,
         where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
         to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
         only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are own scores, by default
         those of `fit`. If the run is calibrated, prediction sets of this `coverage` are scored too."""
-        outside = None if outside is None else Dataset.of(outside)
+        outside = None if outside is None else self._examples(outside)
         own = self.metrics if metrics is None else as_metrics(metrics)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": own}
         how |= {"calibration": self.calibration, "coverage": coverage}
         if isinstance(test, Federation):
             return evaluate(self.network, self._own(test), test, **how)
-        test = Dataset.of(test)
+        test = self._examples(test)
         if not self.algorithm.alone:
             return evaluate(self.network, self.newcomer(), test, **how)
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
@@ -304,6 +308,10 @@ class Run:
         how["calibration"] = None if self.calibration is None else self.calibration.shared
         found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, **how)
         return replace(found, clients=[])
+
+    def _examples(self, source: Source) -> Dataset:
+        """A data set of new rows; tables are prepared as the clients' were."""
+        return examples(source, self.federation.data.preparation)
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:
         """The belief of every client of a test federation."""
@@ -319,14 +327,14 @@ class Run:
     def uncertainty(self, data: Source, *, samples: int = SAMPLES, batch_size: int | None = None) -> Uncertainty:
         """The uncertainty about every example of a new client, split into its causes. `batch_size` is as in
         `predict`."""
-        return uncertainty(self.network, self.newcomer(), Dataset.of(data), samples=samples, batch_size=batch_size)
+        return uncertainty(self.network, self.newcomer(), self._examples(data), samples=samples, batch_size=batch_size)
 
     def detect(
         self, inside: Source, outside: Source, *, samples: int = SAMPLES, batch_size: int | None = None
     ) -> Detection:
         """How well the uncertainty at a new client separates out-of-distribution examples from others. `batch_size` is
         as in `predict`."""
-        data = Dataset.of(inside), Dataset.of(outside)
+        data = self._examples(inside), self._examples(outside)
         return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
 
 

@@ -18,6 +18,8 @@ from consilience.core.seals import unseal
 from consilience.core.text import plural
 from consilience.data import Dataset, Federation
 from consilience.data.dataset import Source
+from consilience.data.prepared import examples, model_inputs
+from consilience.data.tables import Preparation
 from consilience.evaluation.calibration import LEVEL, Calibration, prediction_sets
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
 from consilience.evaluation.scores import Evaluation, evaluate
@@ -166,11 +168,16 @@ class StoredRun:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> Tensor:
-        """The predictive mean for model inputs x [N, ...], as by `Run.predict`, with the module of `task`, at a new
-        client."""
-        belief = self.newcomer
+        """The predictive mean for model inputs x [N, ...], or for a table, as by `Run.predict`, with the module of
+        `task`, at a new client."""
+        belief, x = self.newcomer, model_inputs(x, self.preparation)
         how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
         return predict_inputs(self._prepared(task, belief), belief, x, **how)
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How tables become model inputs; None if the run's data were no tables."""
+        return RunDirectory(self.directory).preparation()
 
     @property
     def calibration(self) -> Calibration | None:
@@ -185,6 +192,7 @@ class StoredRun:
         calibration, belief = self.calibration, self.newcomer
         if calibration is None:
             raise DataError(f"{self.directory} has no calibration: fit the run with calibration=")
+        x = model_inputs(x, self.preparation)
         data = x if isinstance(x, Dataset) else unlabelled(x, tuple(self._data("classes", ())))
         how: dict[str, Any] = {"coverage": coverage, "batch_size": batch_size}
         return prediction_sets(self._prepared(task, belief), belief, calibration, data, **how)
@@ -200,9 +208,9 @@ class StoredRun:
         metrics: Metrics = (),
     ) -> Evaluation:
         """Scores on test data, as by `Run.evaluate`, with the module of `task`, of the belief about a new client."""
-        belief = self.newcomer
-        test = test if isinstance(test, Federation) else Dataset.of(test)
-        outside = None if outside is None else Dataset.of(outside)
+        belief, preparation = self.newcomer, self.preparation
+        test = test if isinstance(test, Federation) else examples(test, preparation)
+        outside = None if outside is None else examples(outside, preparation)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": metrics}
         return evaluate(self._prepared(task, belief), belief, test, **how)
 

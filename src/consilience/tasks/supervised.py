@@ -17,7 +17,8 @@ from consilience.tasks import likelihoods
 from consilience.tasks.inputs import tried, try_largest_ids
 from consilience.tasks.inspection import inspect, inspect_padding
 from consilience.tasks.layout import MAIN
-from consilience.tasks.likelihoods import Function, Likelihood
+from consilience.tasks.likelihoods import Function, Likelihood, Weighing
+from consilience.tasks.likelihoods.classes import Weights
 from consilience.tasks.task import BatchNorm, Task
 
 log = logging.getLogger("consilience")
@@ -72,6 +73,18 @@ class Supervised(Task):
 
     def settings(self) -> dict[str, Any]:
         return self.likelihood.settings()
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether class weights are "balanced", and the numbers of examples are still to be given."""
+        return isinstance(self.likelihood, Weighing) and self.likelihood.is_unbalanced
+
+    def balanced(self, counts: Sequence[int]) -> Self:
+        """This task with class weights for these numbers of examples."""
+        assert isinstance(self.likelihood, Weighing)
+        new = self._with(self.networks)
+        new._likelihood = self.likelihood.balanced(counts)
+        return new
 
     def prepare(self, *args: Any, **options: Any) -> Self:
         new = super().prepare(*args, **options)
@@ -167,8 +180,8 @@ def _got(value: Any) -> str:
 
 
 class Classification(Supervised):
-    """p(y | x, θ) = softmax(f(x))_y. `weights` of classes and `label_smoothing` change the training loss alone; see
-    `likelihoods.Categorical`."""
+    """p(y | x, θ) = softmax(f(x))_y. `weights` of classes, such as "balanced", and `label_smoothing` change the
+    training loss alone; see `likelihoods.Weighing` and `likelihoods.Categorical`."""
 
     kind = likelihoods.Categorical.kind
 
@@ -176,7 +189,7 @@ class Classification(Supervised):
         self,
         module: nn.Module,
         *,
-        weights: Sequence[float] | Tensor | None = None,
+        weights: Weights = None,
         label_smoothing: float = 0.0,
         **options: Unpack[Options],
     ) -> None:
@@ -184,12 +197,13 @@ class Classification(Supervised):
 
 
 class Binary(Supervised):
-    """p(y = 1 | x, θ) = σ(f(x)), for a module with one logit and labels 0 and 1. Predictions have two columns."""
+    """p(y = 1 | x, θ) = σ(f(x)), for a module with one logit and labels 0 and 1. Predictions have two columns.
+    `weights` of both classes, such as "balanced", change the training loss alone; see `likelihoods.Weighing`."""
 
     kind = likelihoods.Binary.kind
 
-    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
-        super().__init__(module, likelihoods.Binary(), **options)
+    def __init__(self, module: nn.Module, *, weights: Weights = None, **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.Binary(weights), **options)
 
 
 class Ordinal(Supervised):

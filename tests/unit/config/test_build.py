@@ -47,7 +47,7 @@ def test_a_holdout_warns_once_that_a_test_set_is_not_used(
     (message,) = caplog.messages
     assert "run.holdout is set, so the 8 test examples of" in message
     (tmp_path / "test" / "basel.csv").unlink()
-    loaded.setting()
+    config(**sections, run={"rounds": 1, "holdout": 0.25}).setting()
     assert len(caplog.messages) == 1
 
 

@@ -143,6 +143,7 @@ OWN: dict[str, Any] = {
     ("task", "expected", "outputs"),
     [
         ({"kind": "classification", "weights": [1, 2], "label_smoothing": 0.1}, cs.Classification, 2),
+        ({"kind": "binary", "weights": "balanced"}, cs.Binary, 1),
         ({"kind": "binary"}, cs.Binary, 1),
         ({"kind": "ordinal"}, cs.Ordinal, 1),
         ({"kind": "heteroscedastic"}, cs.Heteroscedastic, 4),
@@ -177,7 +178,7 @@ OWN_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"kind": "own.py:Heavy", "arguments": {"power": "x"}}, "task.arguments.power must be a number, got 'x'"),
     ({"kind": "own.py:Heavy", "augment": [{"name": "Flip"}]}, "task.augment: own.py:Heavy has no argument augment"),
     ({"kind": "own.py:Heavy", "noise": 1}, "task.noise: this key is for task.kind = 'regression'"),
-    ({"kind": "binary", "weights": [1, 2]}, "task.weights: this key is for task.kind = 'classification', and it is"),
+    ({"kind": "ordinal", "weights": [1, 2]}, "this key is for task.kind = 'classification' or 'binary', and it is"),
     ({"kind": "ctc", "per_token": True}, "task.per_token: this key is for task.kind = 'language-model', and it is"),
     ({"kind": "cox", "arguments": {"ties": 1}}, "task.arguments: these are for a task of your own"),
     ({"kind": "bnary"}, "task.kind: unknown kind 'bnary'; did you mean 'binary'?"),

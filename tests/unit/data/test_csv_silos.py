@@ -1,18 +1,22 @@
-"""One CSV file for each silo: reading, refusals, standardisation."""
+"""One CSV file for each silo: clients, test rows, an agreed preparation, configs, and tables in predictions."""
 
+import json
+import logging
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import consilience as cs
 from consilience.config import read_config
 from consilience.core.errors import ConfigError, DataError
-from consilience.data.loaders import csv_silos, silos
-from consilience.data.loaders.silos import features_of
+from consilience.data.loaders import csv_silos
 
 NORTH = "age,dose,target\n40,1,0\n60,3,1\n50,2,1\n"
-SOUTH = "dose,target,age\n10,1,70\n30,0,90\n"
+SOUTH = "dose;target;age\n10;1;70\n30,5;0;90\n"
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -38,53 +42,37 @@ def test_a_file_is_a_client_with_its_name(folder: Path) -> None:
     federation = cs.partition.by_group(data, "silo")
     assert federation.names == ("north", "south")
     assert federation.sizes.tolist() == [3, 2]
-    assert data.name == "wards"
-    assert data.note.startswith("age, dose; ")
+    assert (data.name, data.features) == ("wards", ("age", "dose"))
+    assert data.note == "age, dose; numbers are standardised and categories listed alike at all sites"
 
 
-def test_columns_may_stand_in_any_order(folder: Path) -> None:
-    (folder / "scaling.toml").write_text("age = {centre = 0, spread = 1}\ndose = {centre = 0, spread = 1}")
+def test_numbers_are_standardised_by_the_mean_and_deviation_of_all_silos(folder: Path) -> None:
     data = csv_silos(folder).train
-    assert data.x.tolist() == [[40, 1], [60, 3], [50, 2], [70, 10], [90, 30]]
+    rows = torch.tensor([[40, 1], [60, 3], [50, 2], [70, 10], [90, 30.5]], dtype=torch.float64)
+    wanted = (rows - rows.mean(0)) / rows.std(0, correction=0)
+    torch.testing.assert_close(data.x, wanted.float())
     assert data.y.tolist() == [0, 1, 1, 1, 0]
 
 
-def test_every_silo_is_standardised_by_its_own_rows_unless_there_are_agreed_figures(folder: Path) -> None:
-    own = csv_silos(folder)
-    for rows in (own.train.x[:3], own.train.x[3:]):
-        torch.testing.assert_close(rows.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
-        torch.testing.assert_close(rows.std(0, correction=0), torch.ones(2))
-    assert "every silo standardised by its own" in own.train.note
-    (folder / "scaling.toml").write_text("age = {centre = 50, spread = 10}\ndose = {centre = 2, spread = 0.5}")
-    agreed = csv_silos(folder)
-    assert agreed.train.x[3].tolist() == [2, 16]
-    assert "standardised by scaling.toml" in agreed.train.note
-
-
-def test_a_column_that_never_varies_becomes_zero(tmp_path: Path) -> None:
-    data = csv_silos(write(tmp_path, a="u,v,target\n5,1,0\n5,2,1\n")).train
-    assert data.x.tolist() == [[0, -1], [0, 1]]
-
-
-def test_test_rows_are_standardised_like_the_training_rows_of_their_silo(folder: Path) -> None:
-    write(folder / "test", south="age,dose,target\n80,20,1\n")
+def test_test_rows_are_in_no_sum(folder: Path) -> None:
+    before = csv_silos(folder).train
+    write(folder / "test", south="age,dose,target\n62,9.3,1\n")
     data = csv_silos(folder)
-    assert data.test.x.tolist() == [[0, 0]]
+    assert torch.equal(data.train.x, before.x)
+    torch.testing.assert_close(data.test.x, torch.zeros(1, 2), atol=1e-6, rtol=0)
     assert cs.partition.by_group(data.test, "silo").sizes.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("targets", "classes", "y"),
-    [
-        (("well", "ill", "ill"), ("ill", "well"), [1, 0, 0]),
-        (("10", "9", "+9"), ("9", "10"), [1, 0, 0]),
-        (("2", "1.5", "-1"), (), [[2.0], [1.5], [-1.0]]),
-    ],
-)
-def test_targets_are_classes_unless_one_has_a_decimal_point(tmp_path: Path, targets, classes, y) -> None:
-    data = csv_silos(write(tmp_path, a="x,target\n" + "".join(f"{i},{t}\n" for i, t in enumerate(targets)))).train
-    assert data.classes == classes
-    assert data.y.tolist() == y
+def test_a_preparation_in_the_folder_takes_the_place_of_sums(folder: Path) -> None:
+    made = csv_silos(folder).train.preparation
+    assert made is not None
+    other = write(folder.parent / "other", one=NORTH)
+    (other / "preparation.json").write_text(json.dumps(made.to_json()))
+    data = csv_silos(other).train
+    assert data.preparation == made
+    assert torch.equal(data.x, csv_silos(folder).train.x[:3])
+    with pytest.raises(DataError, match="says how columns are read: leave out ignore"):
+        csv_silos(other, ignore=["dose"])
 
 
 def test_the_ending_of_a_file_may_be_in_capitals(folder: Path) -> None:
@@ -94,7 +82,6 @@ def test_the_ending_of_a_file_may_be_in_capitals(folder: Path) -> None:
     data = csv_silos(folder)
     assert data.train.group_names["silo"] == ("West", "north", "south")
     assert cs.partition.by_group(data.test, "silo").sizes.tolist() == [3, 3, 0]
-    assert features_of(folder)[0] == ("dose", "age")
 
 
 def test_a_silo_has_one_file(folder: Path) -> None:
@@ -106,11 +93,9 @@ def test_a_silo_has_one_file(folder: Path) -> None:
 
 def test_numbers_in_one_file_and_names_in_another_are_refused(tmp_path: Path) -> None:
     numbers, names = "x,target\n1,0\n2,1\n", "x,target\n1,well\n2,ill\n"
-    message = refused(tmp_path / "1", a=numbers, b=names)
-    assert "a.csv are numbers ('0', …) and those of" in message
-    assert "b.csv names ('well', …): write the same classes alike in all files" in message
+    assert "the targets of 'a' are numbers and those of 'b' names" in refused(tmp_path / "1", a=numbers, b=names)
     folder = write(tmp_path / "2", a=numbers)
-    assert "write the same classes alike" in refused(write(folder / "test", a=names).parent)
+    assert "'well' is no class of this federation" in refused(write(folder / "test", a=names).parent)
 
 
 @pytest.mark.parametrize(
@@ -122,35 +107,8 @@ def test_numbers_in_one_file_and_names_in_another_are_refused(tmp_path: Path) ->
     ],
 )
 def test_a_silo_may_have_one_class_only(tmp_path: Path, a: str, b: str, c: str, classes: tuple[str, ...]) -> None:
-    files = {name: f"x,target\n1,{label}\n" for name, label in {"a": a, "b": b, "c": c}.items()}
+    files = {name: f"x,target\n{name},{label}\n" for name, label in {"1": a, "2": b, "3": c}.items()}
     assert csv_silos(write(tmp_path, **files)).train.classes == classes
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("age,dose,target\nold,1,0\n", "line 2: column 'age' holds 'old', which is not a number: write categories as"),
-        ("age,dose,target\n1,1,0\n1,,0\n", "line 3: column 'dose' is empty: fill it in"),
-        ("age,dose,target\nnan,1,0\n", "holds 'nan', which is not finite"),
-        ("age,dose,targets\n1,1,0\n", "has no column 'target'; did you mean 'targets'?"),
-        ("age,weight,target\n1,1,0\n", "they differ in dose, weight"),
-        ("age,dose,target\n1,1\n", "line 2: 2 cells, but the first line names 3 columns"),
-        ("age,dose,target\n", "has no rows"),
-        ("", "is empty"),
-        (
-            'age,dose,target\n1,1,0\n1,1,"0\n1,1,1\n1,1,1\n',
-            "line 3: unexpected end of data; is a quote that opens here",
-        ),
-        ('age,dose,target\n1,1,"0\n1,1,1\n1,1,"\n1,1,1\n', "line 2: a quote that opens here is not closed in the same"),
-        ('age,dose,target\n1,1,"0"1\n', "line 2: ',' expected after '\"'"),
-        ('age,"dose\n(mg)",target\n1,1,0\n1,1\n', "line 4: 2 cells, but the first line names 3 columns"),
-        ("age,dose,target\n1,1,\n", "the target is empty"),
-        ("age,age,target\n1,1,0\n", "each with its own name"),
-        ("age,dose,target\n1,1,0.5\n2,1,nan\n", "y holds values that are not finite"),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
-    assert message in refused(tmp_path, a=NORTH, b=text)
 
 
 def test_a_folder_without_tables_is_named(tmp_path: Path) -> None:
@@ -162,18 +120,7 @@ def test_a_test_file_must_belong_to_a_silo(folder: Path) -> None:
     assert "is the test file of no silo; did you mean 'south'?" in refused(folder)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("age = {centre = 0, spread = 1}", "they differ in dose"),
-        ("age = 3\ndose = 4", "must have lines such as `age = { centre = 0, spread = 1 }`"),
-        ("age = {centre = 0, spread = 0}\ndose = {centre = 0, spread = 1}", "every spread must be positive"),
-        ("age = ", "must have lines such as"),
-    ],
-)
-def test_agreed_figures_must_be_complete(folder: Path, text: str, sentence: str) -> None:
-    (folder / "scaling.toml").write_text(text)
-    assert sentence in refused(folder)
+# Configs
 
 
 CONFIG = """
@@ -200,10 +147,22 @@ def test_a_config_splits_every_silo_and_says_so_where_it_must(folder: Path, tmp_
     without = read_config(config).setting()
     with pytest.raises(DataError, match=r"set run\.holdout to split the silos\) has no examples"):
         cs.fit(cs.FedAvg(), without.task, without.federation, test=without.test, rounds=1, progress=False)
-    with pytest.raises(ConfigError, match=r"data\.goal: unknown key; allowed: name, numbers, root, target"):
+    with pytest.raises(ConfigError, match=r"data\.goal: unknown key; .* allowed: categorical, features, ignore, mi"):
         read_config(config, ["data.goal=ill"]).setting()
     with pytest.raises(DataError, match="has no column 'ill'"):
         read_config(config, ["data.target=ill"]).setting()
+    ignoring = read_config(config, ['data.ignore=["dose"]']).setting()
+    assert ignoring.federation.data.features == ("age",)
+
+
+def test_the_data_of_a_config_are_read_once_for_all_seeds(folder: Path, tmp_path: Path, caplog) -> None:
+    write(folder, south="dose;target\n10;1\n30,5;0\n")
+    config = tmp_path / "c.toml"
+    config.write_text(CONFIG.format(folder=folder))
+    loaded = read_config(config, ["run.holdout=0.5"])
+    for seed in range(3):
+        loaded.setting(seed)
+    assert caplog.text.count("column 'age' counts as missing at south, which lacks it") == 1
 
 
 def test_real_targets_are_learned_by_regression_and_the_target_may_be_named(tmp_path: Path) -> None:
@@ -213,8 +172,8 @@ def test_real_targets_are_learned_by_regression_and_the_target_may_be_named(tmp_
     config = tmp_path / "c.toml"
     config.write_text(named.format(folder=folder))
     setting = read_config(config, ["data.target=depth", "task.kind=regression"]).setting()
-    run = cs.fit(cs.FedAvg(), setting.task, setting.federation, test=setting.test, rounds=1, progress=False)
-    assert run.history[-1]["eval"]["rmse"] > 0
+    assert setting.federation.data.y.tolist() == [[2.5], [3], [4], [6]]
+    assert setting.test.y.tolist() == [[5]]
 
 
 def test_whole_numbers_are_learned_by_regression_where_the_task_says_so(folder: Path, tmp_path: Path) -> None:
@@ -229,19 +188,69 @@ def test_whole_numbers_are_learned_by_regression_where_the_task_says_so(folder: 
         read_config(config, ["task.kind=regression"]).setting()
 
 
-def test_columns_are_put_in_order_in_linear_time() -> None:
-    class Counted(str):
-        """A name that counts comparisons."""
+def test_a_config_may_balance_classes(folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(CONFIG.format(folder=folder))
+    setting = read_config(config, ["task.weights=balanced"]).setting()
+    run = cs.fit(cs.FedAvg(), setting.task, setting.federation, rounds=1, progress=False, engine=ENGINE)
+    torch.testing.assert_close(run.task.likelihood.weights, torch.tensor([5 / 4, 5 / 6]))
 
-        compared = 0
-        __hash__ = str.__hash__
 
-        def __eq__(self, other: object) -> bool:
-            Counted.compared += 1
-            return str.__eq__(self, other)
+# Tables in predictions
 
-    names = tuple(Counted(f"c{i}") for i in range(300))
-    table = silos.Table(Path("a.csv"), names, torch.arange(300.0).unsqueeze(0), ("0",))
-    found = silos.in_order(table, [Counted(name) for name in reversed(names)])
-    assert found.x.tolist() == [list(reversed(range(300)))]
-    assert Counted.compared < 20 * len(names)
+ENGINE = cs.Simulator(device="cpu", chunk=1, workers=1)
+FRAMES: dict[str, Any] = {
+    "Basel": pd.DataFrame({"age": [40, 60, 50] * 6, "sex": ["m", "f", None] * 6, "ill": ["no", "yes", "yes"] * 6}),
+    "Chur": pd.DataFrame({"age": [70.5, None, 80] * 5, "ill": ["no", "yes", "no"] * 5}),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> cs.runs.Run:
+    train, calibration = cs.Federation.from_tables(FRAMES, target="ill").split(0.6)
+    task = cs.Classification(nn.Linear(len(train.data.features), 2))
+    how: dict[str, Any] = {"calibration": calibration, "out": tmp_path / "run", "engine": ENGINE, "progress": False}
+    return cs.fit(cs.FedAvg(), task, train, rounds=2, **how)
+
+
+def test_a_run_predicts_for_frames_and_files_as_for_its_own_inputs(run: cs.runs.Run, tmp_path: Path) -> None:
+    data = run.federation.data
+    assert data.features == ("age", "age missing", "sex=f", "sex=m", "sex missing")
+    path = tmp_path / "basel.csv"
+    FRAMES["Basel"].to_csv(path, index=False)
+    wanted = run.predict(data.x[:18])
+    stored = cs.load_run(tmp_path / "run")
+    assert stored.preparation == data.preparation
+    for found in (run.predict(FRAMES["Basel"]), run.predict(path), stored.predict(run.task, str(path))):
+        assert torch.equal(found, wanted)
+
+
+def test_a_run_scores_and_calibrates_tables(run: cs.runs.Run, tmp_path: Path) -> None:
+    data, stored = run.federation.data[torch.arange(18)], cs.load_run(tmp_path / "run")
+    wanted = run.evaluate(data).point
+    assert run.evaluate(FRAMES["Basel"]).point == wanted
+    assert stored.evaluate(run.task, FRAMES["Basel"]).point["nll"] == wanted["nll"]
+    sets = run.sets(FRAMES["Basel"]).members
+    assert torch.equal(sets, run.sets(data).members)
+    assert torch.equal(stored.sets(run.task, FRAMES["Basel"]).members, sets)
+
+
+def test_what_a_new_table_lacks_is_named_and_targets_are_not_needed(run: cs.runs.Run, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = run.predict(pd.DataFrame({"age": [61], "sex": ["x"], "city": ["Bern"]}))
+    assert found.shape == (1, 2)
+    assert "column 'city' of the table is not used: no site had it" in caplog.text
+    with pytest.raises(DataError, match="has no column 'ill', which is the target"):
+        run.evaluate(FRAMES["Basel"].drop(columns="ill"))
+    with pytest.raises(DataError, match="line 1: column 'age' holds 'old', which is not a number"):
+        run.predict(pd.DataFrame({"age": ["old"]}))
+
+
+def test_a_model_of_plain_numbers_takes_no_files(tmp_path: Path) -> None:
+    data = cs.Dataset(torch.randn(6, 2), torch.tensor([0, 1] * 3))
+    federation = cs.Federation.from_silos([data])
+    run = cs.fit(cs.FedAvg(), cs.Classification(nn.Linear(2, 2)), federation, rounds=1, progress=False, engine=ENGINE)
+    write(tmp_path, a=NORTH)
+    with pytest.raises(DataError, match="was not trained on prepared tables"):
+        run.predict(tmp_path / "a.csv")
+    assert run.predict(pd.DataFrame({"a": [1.0], "b": [2.0]})).shape == (1, 2)

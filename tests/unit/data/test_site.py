@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 import consilience as cs
 from consilience.core.errors import DataError
-from consilience.data.site import read_site
+from consilience.data.site import SiteTables, read_site
+from consilience.data.tables import agree
 
 CLASSES = ("well", "ill")
 TABLE = "age,dose,target\n40,1,well\n60,3,ill\n50,2,ill\n"
@@ -39,40 +40,49 @@ def refused(path: Path, **settings: Any) -> str:
 # Tables
 
 
-def test_a_table_has_features_in_the_order_of_the_federation_and_agreed_scales(tmp_path: Path) -> None:
-    path = write(tmp_path / "basel.csv", TABLE)
-    scaling = {"age": {"centre": 50, "spread": 10}, "dose": {"centre": 0, "spread": 2}}
-    data = read_site(path, classes=CLASSES, features=["dose", "age"], scaling=scaling)
-    assert isinstance(data, cs.Dataset)
-    assert data.x.tolist() == [[0.5, -1], [1.5, 1], [1, 0]]
-    assert data.y.tolist() == [0, 1, 1]
-    assert (data.classes, data.name, data.x.dtype, data.y.dtype) == (CLASSES, "basel", torch.float32, torch.int64)
+def prepared(path: Path, **settings: Any) -> Any:
+    """The examples of a site that is alone in its federation."""
+    found = read_site(path, **{"classes": CLASSES} | settings)
+    assert isinstance(found, SiteTables)
+    return found.prepared(agree({"here": found.summary()}).preparation)
 
 
-def test_without_agreed_features_their_order_is_that_of_their_names_whatever_the_files(tmp_path: Path) -> None:
-    one = read_site(write(tmp_path / "a.csv", "b,a,target\n1,20,well\n3,10,ill\n"), classes=CLASSES)
-    two = read_site(write(tmp_path / "b.csv", "target,a,b\nwell,20,1\nill,10,3\n"), classes=CLASSES)
-    assert torch.equal(one.x, two.x)
-
-
-def test_without_agreed_scales_a_site_uses_those_of_its_own_training_rows(tmp_path: Path) -> None:
-    write(tmp_path / "site" / "a.csv", TABLE)
-    write(tmp_path / "site" / "test.csv", "age,dose,target\n50,2,ill\n")
-    data = read_site(tmp_path / "site", classes=CLASSES)
-    torch.testing.assert_close(data.train.x.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(data.train.x.std(0, correction=0), torch.ones(2))
-    assert data.test.x.tolist() == [[0, 0]]
+def test_a_table_waits_for_the_preparation_of_all_sites(tmp_path: Path) -> None:
+    one = read_site(write(tmp_path / "a.csv", TABLE), classes=CLASSES, name="basel")
+    two = read_site(write(tmp_path / "b.csv", "dose;age;target\n2,5;70;ill\n"), classes=CLASSES)
+    made = agree({"basel": one.summary(), "b": two.summary()}).preparation
+    data = one.prepared(made)
+    assert (data.classes, data.name, data.x.dtype, data.y.tolist()) == (CLASSES, "basel", torch.float32, [0, 1, 1])
+    both = torch.cat([data.x, two.prepared(made).x])
+    torch.testing.assert_close(both.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(both.std(0, correction=0), torch.ones(2))
 
 
 def test_files_of_a_folder_are_put_together_and_test_files_held_out(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", TABLE)
     write(tmp_path / "b.csv", "dose,target,age\n7,ill,70\n")
-    write(tmp_path / "test.csv", "age,dose,target\n1,2,well\n")
-    write(tmp_path / "test" / "more.csv", "age,dose,target\n3,4,ill\n")
-    none = {name: {"centre": 0, "spread": 1} for name in ("age", "dose")}
-    data = read_site(tmp_path, classes=CLASSES, scaling=none, holdout=0.5)
-    assert data.train.x.tolist() == [[40, 1], [60, 3], [50, 2], [70, 7]]
-    assert (data.test.x.tolist(), data.test.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
+    write(tmp_path / "test.csv", "age,dose,target\n40,1,well\n")
+    write(tmp_path / "test" / "more.csv", "age,dose,target\n70,7,ill\n")
+    data = prepared(tmp_path, holdout=0.5)
+    assert torch.equal(data.test.x, data.train.x[[0, 3]])
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1, 1, 1], [0, 1])
+
+
+def test_a_summary_counts_all_rows_but_targets_of_training_rows_only(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{CLASSES[i % 2]}\n" for i in range(40))
+    site = read_site(write(tmp_path / "a.csv", "x,target\n" + rows), classes=CLASSES, holdout=0.25, calibration=0.25)
+    summary = site.summary()
+    made = site.prepared(agree({"a": summary}).preparation)
+    assert (summary.rows, summary.columns["x"].count) == (40, 40)
+    assert sum(summary.labels.values()) == len(made.train) == 20
+    assert summary.labels == {"well": int((made.train.y == 0).sum()), "ill": int((made.train.y == 1).sum())}
+
+
+def test_text_that_is_not_declared_never_leaves_the_site(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{'mf'[i % 2]},Anna,well\n" for i in range(12))
+    site = read_site(write(tmp_path / "a.csv", "x,sex,name,target\n" + rows), classes=CLASSES, categorical="sex")
+    assert "Anna" not in str(site.summary())
+    assert prepared(tmp_path / "a.csv", categorical="sex").features == ("x", "sex=f", "sex=m")
 
 
 def test_the_endings_of_tables_may_be_in_capitals(tmp_path: Path) -> None:
@@ -80,7 +90,7 @@ def test_the_endings_of_tables_may_be_in_capitals(tmp_path: Path) -> None:
     write(tmp_path / "b.csv", TABLE)
     write(tmp_path / "TEST.CSV", TABLE)
     write(tmp_path / "test" / "More.CSV", TABLE)
-    data = read_site(tmp_path, classes=CLASSES)
+    data = prepared(tmp_path)
     assert (len(data.train), len(data.test)) == (6, 6)
 
 
@@ -99,21 +109,22 @@ def test_the_endings_of_tables_may_be_in_capitals(tmp_path: Path) -> None:
 )
 def test_targets_mean_the_same_at_every_site(tmp_path: Path, labels: Any, classes: Any, y: Any) -> None:
     path = write(tmp_path / "a.csv", "x,target\n" + "".join(f"{i},{label}\n" for i, label in enumerate(labels)))
-    assert read_site(path, classes=classes).y.tolist() == y
+    assert prepared(path, classes=classes).y.tolist() == y
 
 
 def test_numbers_stand_for_no_class_where_classes_are_called_by_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "x,target\n1,0\n2,1\n")
-    assert "'0' is no class of this federation" in refused(path, classes=("1", "2"))
+    with pytest.raises(DataError, match="'0' is no class of this federation"):
+        prepared(path, classes=("1", "2"))
 
 
 def test_a_share_is_held_out_the_same_at_every_start(tmp_path: Path) -> None:
     rows = "".join(f"{i},{i % 2}\n" for i in range(40))
     path = write(tmp_path / "a.csv", "x,target\n" + rows)
-    one, same, other = (read_site(path, classes=CLASSES, holdout=0.25, seed=seed) for seed in (0, 0, 1))
+    one, same, other = (prepared(path, holdout=0.25, seed=seed) for seed in (0, 0, 1))
     assert (len(one.train), len(one.test)) == (30, 10)
     together = torch.cat([one.train.x, one.test.x]).flatten().sort().values
-    assert torch.equal(together, read_site(path, classes=CLASSES).x.flatten())
+    assert torch.equal(together, prepared(path).x.flatten())
     assert torch.equal(one.test.x, same.test.x)
     assert not torch.equal(one.test.x, other.test.x)
 
@@ -123,21 +134,22 @@ def test_a_share_is_held_out_the_same_at_every_start(tmp_path: Path) -> None:
     [
         ({"classes": ("well", "hill")}, "'ill' is no class of this federation; did you mean 'hill'?"),
         ({"target": "outcome"}, "has no column 'outcome'"),
-        ({"features": ["weight", "dose"]}, "a.csv has other columns than the federation's; they differ in age, weight"),
-        ({"scaling": {"age": {"centre": 0, "spread": 1}}}, "line for each feature and no others; they differ in dose"),
         ({"mean": [0.5]}, "mean and std are for images"),
-        ({"classes": ()}, "targets must be numbers unless there are classes"),
+        ({"classes": ()}, "the target 'well' is not a number, which the task needs"),
         ({"holdout": 1.0}, "must lie between 0 and 1, got 1.0"),
     ],
 )
 def test_settings_that_do_not_fit_a_table_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    assert message in refused(write(tmp_path / "a.csv", TABLE), **{"classes": CLASSES} | settings)
+    with pytest.raises(DataError) as caught:
+        prepared(write(tmp_path / "a.csv", TABLE), **settings)
+    assert message in str(caught.value)
 
 
-def test_mistakes_in_tables_are_named_with_line_and_column(tmp_path: Path) -> None:
-    gap = write(tmp_path / "gap.csv", "age,dose,target\n40,1,well\n60,?,ill\n")
-    assert "gap.csv, line 3: column 'dose' is missing ('?'): fill it in" in refused(gap, classes=CLASSES)
-    assert "there are targets that are not finite" in refused(write(tmp_path / "nan.csv", "x,target\n1,nan\n"))
+def test_mistakes_in_tables_are_named_with_file_line_and_column(tmp_path: Path) -> None:
+    write(tmp_path / "more" / "a.csv", TABLE)
+    write(tmp_path / "more" / "b.csv", "age,dose,target\n40,1,well\n60,much,ill\n")
+    with pytest.raises(DataError, match=r"line 3 of .*b\.csv: column 'dose' holds 'much'"):
+        prepared(tmp_path / "more")
     only = write(tmp_path / "only" / "test.csv", TABLE).parent
     assert "has test rows, but no CSV file to train on" in refused(only, classes=CLASSES)
 
@@ -193,7 +205,9 @@ def test_mistakes_in_folders_of_images_are_named(tmp_path: Path) -> None:
     picture(tmp_path / "g" / "ill" / "1.png")
     assert "1 channels, mean 3 and std 1 figures" in refused(tmp_path / "g", classes=CLASSES, mean=[0, 0, 0])
     assert "every std must be positive" in refused(tmp_path / "g", classes=CLASSES, std=[0])
-    assert "features and scaling are for tables" in refused(tmp_path / "g", classes=CLASSES, features=["a"])
+    assert "features, ignore, categorical and missing are for tables" in refused(
+        tmp_path / "g", classes=CLASSES, features=["a"]
+    )
 
 
 # Arrays

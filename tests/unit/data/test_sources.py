@@ -180,7 +180,7 @@ def test_federations_and_partitions_take_the_same_sources() -> None:
     [
         (lambda: cs.Dataset.of(TABLE), "say which column to predict: Dataset.of(table, target='ill'); it has age"),
         (lambda: cs.Dataset.of(TABLE, target="il"), "there is no column 'il'; did you mean 'ill'"),
-        (lambda: cs.Dataset.of(TABLE, target="ill"), "column 'ward' holds values that are not numbers: encode it"),
+        (lambda: cs.Dataset.of(TABLE, target="ill"), "column 'ward' holds values that are not numbers: use cs.Fed"),
         (lambda: cs.Dataset.of(TABLE[["ill"]], target="ill"), "no column of inputs beside 'ill'"),
         (lambda: cs.Dataset.of(TABLE.replace("b", None), target="ward", inputs="age"), "the target has missing values"),
         (lambda: cs.Dataset.of(type("Splits", (), {"column_names": {"train": ["x"]}})()), "such as data['train']"),

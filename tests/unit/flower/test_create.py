@@ -13,6 +13,7 @@ import consilience as cs
 from consilience.config import read_config, read_deployment
 from consilience.core.errors import ConsilienceError
 from consilience.data.site import read_site
+from consilience.data.tables import agree
 from consilience.flower.deployment.create import write_app
 from support.deployment import OWN, ROOT, SILOS, SITES, config_table, new_app, own_files_forgotten, simulation_config
 
@@ -41,19 +42,22 @@ def test_sites_of_a_private_method_need_the_extra_for_privacy(tmp_path):
 def test_sites_read_tables_as_the_simulation_does(tmp_path):
     found = config_table(new_app(tmp_path / "app"))
     assert found["federation"] == {
-        "name": "silos", "clients": 3, "min_clients": 1, "timeout": 600.0, "patience": 3600.0, "inputs": [3],
-        "outputs": 2, "classes": ["0", "1"],
+        "name": "silos", "clients": 3, "min_clients": 1, "timeout": 600.0, "patience": 3600.0, "outputs": 2,
+        "classes": ["0", "1"],
     }  # fmt: skip
     assert found["site"] == {
         "target": "target",
-        "features": ["age", "pressure", "marker"],
-        "scaling": tomllib.loads((SILOS / "scaling.toml").read_text()),
+        "features": ["age", "sex", "pressure", "marker", "smoking", "bmi"],
+        "categorical": ["sex", "smoking"],
         "holdout": 0.25,
     }
     assert (found["run"], found["engine"]) == ({"checkpoint_every": 1}, {"precision": "float32", "device": "cpu"})
     simulated = cs.load("csv-silos", SILOS).train
     settings = {key: value for key, value in found["site"].items() if key != "holdout"}
-    there = [read_site(SILOS / f"{site}.csv", classes=("0", "1"), **settings) for site in SITES]
+    sites = {site: read_site(SILOS / f"{site}.csv", classes=("0", "1"), **settings) for site in SITES}
+    made = agree({site: tables.summary() for site, tables in sites.items()}).preparation
+    assert made.columns == simulated.preparation.columns
+    there = [tables.prepared(made) for tables in sites.values()]
     assert torch.equal(torch.cat([data.x for data in there]), simulated.x)
     assert torch.equal(torch.cat([data.y for data in there]), simulated.y)
 
@@ -121,7 +125,9 @@ def test_the_apps_of_the_examples_have_the_same_method_and_weights(tmp_path, mon
     write_app(tmp_path / name, loaded)
     deployed = read_deployment(tmp_path / name / f"{name}_app" / "config.toml")
     assert deployed.algorithm() == loaded.algorithm()
-    assert torch.equal(deployed.task(0).initial(), loaded.setting(0).task.initial())
+    setting = loaded.setting(0)
+    there = deployed.task(0, setting.federation.data.preparation)
+    assert torch.equal(there.initial(), setting.task.initial())
 
 
 REFUSED = {

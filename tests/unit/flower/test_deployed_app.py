@@ -8,7 +8,8 @@ import consilience as cs
 from consilience.config import LoadedDeployment, read_deployment
 from consilience.core.errors import ConfigError, DataError
 from consilience.data.site import read_site
-from consilience.flower.client import FlowerClient
+from consilience.data.tables import agree
+from consilience.flower.client import FlowerClient, summary_info
 from consilience.flower.deployment import deployment
 from consilience.flower.messages import InfoRequest, SiteInfo, decode, encode
 from support.deployment import deployment_config, federation
@@ -56,7 +57,7 @@ def test_classes_have_names_or_numbers_if_the_task_has_classes(config, sections,
 WRONG = {
     "no federation": ({"federation": None}, "federation must be given"),
     "no clients": (federation(clients=None), "federation.clients must be given"),
-    "no inputs": (federation(inputs=None), "federation.inputs must be given"),
+    "no outputs": (federation(outputs=None), "federation.outputs must be given"),
     "misspelt": (federation(patince=3), "federation.patince: unknown key; did you mean 'patience'? allowed: classes"),
     "no time": (federation(timeout=0), "federation.timeout must be above 0, got 0"),
     "inputs": (federation(inputs=[0]), "federation.inputs.0 must be at least 1, got 0"),
@@ -132,8 +133,9 @@ def load(node, classes, name, target="target", holdout: float = 0.0):
 
 def test_a_loader_gets_its_node_the_classes_its_name_and_the_settings(config, tmp_path):
     (tmp_path / "a.csv").write_text("a,b,c,ill\n" + "1,2,3,well\n4,5,6,ill\n" * 4)
-    app = deployment(config(site={"target": "ill", "holdout": 0.5}))
-    data = app.examples(load, {"site": "basel", "data": str(tmp_path / "a.csv")})
+    app = deployment(config(site={"target": "ill", "holdout": 0.5}, **federation(inputs=None)))
+    found = app.examples(load, {"site": "basel", "data": str(tmp_path / "a.csv")})
+    data = found.prepared(agree({"basel": found.summary()}).preparation)
     assert (len(data.train), len(data.test), data.train.name, data.train.classes) == (4, 4, "basel", ("well", "ill"))
 
 
@@ -152,6 +154,15 @@ def test_a_wrong_setting_of_sites_gets_one_sentence(config, site, node, sentence
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(("inputs", "how"), [([3], "remove it"), (None, "give it")])
+def test_the_shape_of_an_example_is_given_for_all_data_but_tables(config, tmp_path, inputs, how):
+    (tmp_path / "a.csv").write_text("a,target\n1,well\n2,ill\n")
+    arrays = cs.Dataset(torch.ones(2, 3), torch.tensor([0, 1]))
+    app = deployment(config(site={}, **federation(inputs=inputs)))
+    with pytest.raises(ConfigError, match=f"is the shape of an example, except of tables: {how}"):
+        app.examples(load if inputs else lambda: arrays, {"site": "basel", "data": str(tmp_path / "a.csv")})
+
+
 def info(app, load, folder, **node):
     """The information that a site with these data sends."""
     method, task = app.deployed.algorithm(), app.deployed.task(0)
@@ -159,9 +170,11 @@ def info(app, load, folder, **node):
 
 
 def test_an_error_that_the_server_sees_quotes_no_data(config, tmp_path):
-    (tmp_path / "a.csv").write_text("a,b,c,target\n1,2,Anna Muster,well\n")
+    (tmp_path / "a.csv").write_text("a,b,c,target\n1,2,Anna Muster,well\n1,2,3,ill\n")
+    tables = deployment(config(**federation(inputs=None)))
+    node = {"site": "basel", "data": str(tmp_path / "a.csv")}
     with pytest.raises(DataError) as caught:
-        info(deployment(config()), load, tmp_path, data=str(tmp_path / "a.csv"))
+        summary_info("basel", tables.deployed.algorithm(), lambda: tables.examples(load, node))
     assert str(caught.value) == "its data cannot be read; the log of its node says why"
     assert "Anna Muster" in str(caught.value.__cause__)
 

@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from consilience.core.errors import DataError, nearest
+from consilience.core.errors import DataError
 from consilience.core.records import Tree
 from consilience.data.ragged import Ragged
+from consilience.data.tables.labels import class_numbers
 from consilience.data.tensors import IGNORED
 from consilience.data.trees import Entry, map_entries
 
@@ -114,23 +115,3 @@ def _tensor(array: Any, path: Path) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
     except TypeError as error:
         raise DataError(f"{path} holds an array of {array.dtype}, not of numbers") from error
-
-
-def class_numbers(labels: Sequence[str], classes: Sequence[str], where: str) -> Tensor:
-    """[N] numbers of classes. A label is a name or, if no name is itself a number, a number 0, 1, …"""
-    plain = [_plain(label) for label in labels]
-    code = {_plain(name): number for number, name in enumerate(classes)}
-    if not any(name.isdecimal() for name in code) and all(label.isdecimal() for label in plain):
-        code = {str(number): number for number in range(len(classes))}
-    for label in plain:
-        if label not in code:
-            raise DataError(f"{where}: {label!r} is no class of this federation; {nearest(label, code)}")
-    return torch.tensor([code[label] for label in plain], dtype=torch.int64)
-
-
-def _plain(label: str) -> str:
-    """Whole numbers in one spelling: programs write 1 as 1.0 or 01."""
-    try:
-        return str(int(float(label))) if float(label).is_integer() else label
-    except ValueError:
-        return label

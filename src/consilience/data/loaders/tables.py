@@ -65,6 +65,7 @@ def heart_disease() -> Dataset:
         groups={"hospital": torch.arange(len(tables)).repeat_interleave(sizes)},
         group_names={"hospital": tuple(_HOSPITALS)},
         name="heart-disease",
+        features=HEART_FEATURES,
         note="numerics standardised by fixed constants, codes one-hot, missing values 0 with an indicator; "
         "UCI, CC BY 4.0: Detrano, Janosi, Steinbrunn, Pfisterer",
     )

@@ -20,10 +20,12 @@ from consilience.config.components import build
 from consilience.config.schema import sentence
 from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.data import Data, Dataset
-from consilience.flower.app import client_app, serve
+from consilience.data.site import SiteTables
+from consilience.flower.app import TaskFor, client_app, serve
 from consilience.flower.coordinator import Participation
+from consilience.tasks.task import Task
 
-Load = Callable[..., Dataset | Data]
+Load = Callable[..., Dataset | Data | SiteTables]
 _GIVEN = ("node", "classes", "name")  # arguments that every loader may have, beside its own settings
 
 
@@ -75,7 +77,7 @@ class DeployedApp:
             serve(
                 grid,
                 method,
-                self.deployed.task(run.seed),
+                self._task(run.seed),
                 participation=participation,
                 rounds=run.rounds,
                 seed=run.seed,
@@ -99,7 +101,7 @@ class DeployedApp:
 
         @cache
         def seeded_app(seed: int) -> ClientApp:
-            return client_app(method, self.deployed.task(seed), lambda node: self.examples(load, node))
+            return client_app(method, self._task(seed), lambda node: self.examples(load, node))
 
         class SeededApp(ClientApp):
             """An app that is built for the first message: all sites need the frozen weights of the run's seed."""
@@ -109,24 +111,35 @@ class DeployedApp:
 
         return SeededApp()
 
-    def examples(self, load: Load, node: Mapping[str, Any]) -> Dataset | Data:
-        """A site's examples; a ConfigError if their shape is not `federation.inputs`, which is empty unless x is one
-        tensor."""
+    def _task(self, seed: int) -> Task | TaskFor:
+        """The task or, for tables, a function of their preparation."""
+        if self.deployed.config.federation.inputs is not None:
+            return self.deployed.task(seed)
+        return lambda preparation: self.deployed.task(seed, preparation)
+
+    def examples(self, load: Load, node: Mapping[str, Any]) -> Dataset | Data | SiteTables:
+        """A site's examples, or its tables; a ConfigError if the shape of an example is not `federation.inputs`, which
+        is empty unless x is one tensor, and not there for tables."""
         found = self._load(load, NodeSettings(node))
-        inputs = tuple(self.deployed.config.federation.inputs)
+        if isinstance(found, SiteTables) == (self.deployed.config.federation.inputs is not None):
+            how = "remove it" if isinstance(found, SiteTables) else "give it"
+            raise ConfigError(f"federation.inputs in config.toml is the shape of an example, except of tables: {how}")
+        if isinstance(found, SiteTables):
+            return found
+        inputs = tuple(self.deployed.config.federation.inputs or ())
         for part in (found.train, found.test) if isinstance(found, Data) else (found,):
             there = tuple(part.x.shape[1:]) if isinstance(part.x, Tensor) else ()
             if len(part) and there != inputs:
                 raise ConfigError(f"an example has shape {there}, but federation.inputs in config.toml is {inputs}")
         return found
 
-    def _load(self, load: Load, node: NodeSettings) -> Dataset | Data:
+    def _load(self, load: Load, node: NodeSettings) -> Dataset | Data | SiteTables:
         settings = self.deployed.config.site
         for key in settings:
             if key in _GIVEN:
                 raise ConfigError(f"site.{key} is not a setting: every loader gets it. Remove it from config.toml")
         given = {"node": node, "classes": self.deployed.classes, "name": str(node["site"])}
         found = build(load, settings, "site", self.deployed.folder, **given)
-        if not isinstance(found, Dataset | Data):
+        if not isinstance(found, Dataset | Data | SiteTables):
             raise ConsilienceError(f"load must return a consilience.Dataset or Data, not {type(found).__name__}")
         return found

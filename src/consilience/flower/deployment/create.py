@@ -17,8 +17,7 @@ from consilience.config.imports import with_files
 from consilience.core.errors import ConfigError, DataError
 from consilience.core.version import __version__
 from consilience.data import Dataset
-from consilience.data.loaders.files import data_root
-from consilience.data.loaders.silos import features_of
+from consilience.data.tables.preparation import Categorical
 from consilience.flower.deployment.config_text import config_text
 from consilience.runs.identity import describe
 from consilience.studies.setting import Setting
@@ -128,7 +127,7 @@ def _sections(loaded: LoadedConfig, data: Dataset, clients: int) -> dict[str, An
         "min_clients": max(1, (config.run.cohort or clients) // 2),
         "timeout": 600.0,
         "patience": 3600.0,
-        "inputs": inputs,
+        **({} if data.preparation else {"inputs": inputs}),
         "outputs": outputs,
     }
     return {
@@ -141,11 +140,17 @@ def _sections(loaded: LoadedConfig, data: Dataset, clients: int) -> dict[str, An
 
 def _site(loaded: LoadedConfig, data: Dataset) -> dict[str, Any]:
     """The settings with which sites read their data as the simulation does, if its data show them."""
-    section = loaded.config.data
-    if section.name == "csv-silos":
-        target = section.arguments.get("target", "target")
-        features, scaling = features_of(data_root(section.arguments.get("root")), target)
-        return {"target": target, "features": list(features)} | ({"scaling": scaling} if scaling else {})
+    if data.preparation is not None:
+        target, columns = data.preparation.target.columns, data.preparation.columns
+        codes = [column.name for column in columns if isinstance(column, Categorical)]
+        minimum = loaded.config.data.arguments.get("minimum")
+        return {
+            "target": target[0] if len(target) == 1 else list(target),
+            "features": [column.name for column in columns],
+            **({"categorical": codes} if codes else {}),
+            **({"missing": list(data.preparation.missing)} if data.preparation.missing else {}),
+            **({"minimum": minimum} if minimum else {}),
+        }
     if not isinstance(data.x, torch.Tensor):
         return {}
     if data.x.dtype == torch.uint8 and data.x.dim() == 4 and data.scale is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,37 +13,71 @@ from consilience.data.dataset import Dataset
 from consilience.metrics import auroc, classification, multilabel
 from consilience.tasks.likelihoods.base import Likelihood, check_labels, choose
 
+Weights = Sequence[float] | Tensor | Literal["balanced"] | None
+
 
 @dataclass(frozen=True, eq=False)
-class Categorical(Likelihood):
-    """p(y | output) = softmax(output)_y, for outputs [B, C] and labels [N].
+class Weighing(Likelihood):
+    """A likelihood of classes with `weights`, one a class, which multiply the losses of the class's examples: the
+    objective is Σ w_y log p(y), so an example counts as w_y examples (its likelihood to the power w_y). The mean is
+    over examples, not over Σ w_y as in torch. "balanced" are n / (C n_c), from the numbers n_c of training examples of
+    the C classes at all clients together. Scores use no weights."""
 
-    `weights`, one a class, multiply the losses of the classes' examples: the objective is Σ w_y log p(y), so an example
-    counts as w_y examples (its likelihood to the power w_y). The mean is over examples, not over Σ w_y as in torch.
-    `label_smoothing` ε trains for (1 − ε) of the label and ε / C of every class. Scores use neither."""
-
-    kind = "classification"
-    categorical = True
-    weights: Sequence[float] | Tensor | None = None
-    label_smoothing: float = 0.0
+    weights: Weights = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise TaskError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
-        if self.weights is None:
+        if self.weights is None or self.is_unbalanced:
             return
         weights = torch.as_tensor(self.weights)
         weights = weights if weights.is_floating_point() else weights.float()
         if weights.dim() != 1 or not bool((weights.isfinite() & (weights >= 0)).all()):
-            raise TaskError(f"weights must be one finite number ≥ 0 for each class, got {self.weights}")
+            raise TaskError(f"weights must be one finite number ≥ 0 for each class, or 'balanced', got {self.weights}")
         object.__setattr__(self, "weights", weights)
+
+    @property
+    def is_unbalanced(self) -> bool:
+        """Whether the weights are "balanced", and the numbers of examples are still to be given."""
+        return isinstance(self.weights, str) and self.weights == "balanced"
+
+    def balanced(self, counts: Sequence[int]) -> Self:
+        """The same likelihood with weights n / (C n_c), for these numbers of examples n_c."""
+        if empty := [number for number, count in enumerate(counts) if not count]:
+            raise DataError(
+                f"weights='balanced' divides by the number of examples of each class, and class {empty[0]} has none: "
+                "give weights as numbers"
+            )
+        return replace(self, weights=[sum(counts) / (len(counts) * count) for count in counts])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         return replace(self, weights=self.weights.to(device, dtype)) if isinstance(self.weights, Tensor) else self
 
+    def _known(self) -> Tensor | None:
+        if self.is_unbalanced:
+            raise TaskError("weights='balanced' are known once cs.fit has counted the classes of the federation")
+        return self.weights if isinstance(self.weights, Tensor) else None
+
+    def _check_weights(self, classes: int) -> None:
+        if isinstance(self.weights, Tensor) and len(self.weights) != classes:
+            raise TaskError(f"there are {len(self.weights)} class weights, but the module has {classes} outputs")
+
+
+@dataclass(frozen=True, eq=False)
+class Categorical(Weighing):
+    """p(y | output) = softmax(output)_y, for outputs [B, C] and labels [N].
+
+    `label_smoothing` ε trains for (1 − ε) of the label and ε / C of every class. Scores do not use it."""
+
+    kind = "classification"
+    categorical = True
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.label_smoothing < 1:
+            raise TaskError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        weight = self.weights if isinstance(self.weights, Tensor) else None
-        return F.cross_entropy(output, y, weight, reduction="none", label_smoothing=self.label_smoothing)
+        return F.cross_entropy(output, y, self._known(), reduction="none", label_smoothing=self.label_smoothing)
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         return choose(output.softmax(-1), key)
@@ -67,11 +101,11 @@ class Categorical(Likelihood):
                 f"{data.name}: classification needs outputs [B, classes], and the module returns {list(output.shape)}; "
                 "for one label at each position, the task is cs.LanguageModel"
             )
-        if isinstance(self.weights, Tensor) and len(self.weights) != outputs:
-            raise TaskError(f"there are {len(self.weights)} class weights, but the module has {outputs} outputs")
+        self._check_weights(outputs)
 
 
-class Binary(Likelihood):
+@dataclass(frozen=True, eq=False)
+class Binary(Weighing):
     """p(y = 1 | output) = σ(output), for one logit [B] or [B, 1] and labels 0 or 1 [N]. Predictions have two columns,
     like those of two classes."""
 
@@ -80,7 +114,9 @@ class Binary(Likelihood):
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         logit = output.reshape(y.shape)
-        return F.binary_cross_entropy_with_logits(logit, y.to(logit.dtype), reduction="none")
+        weights = self._known()
+        each = None if weights is None else weights[y.long()]
+        return F.binary_cross_entropy_with_logits(logit, y.to(logit.dtype), each, reduction="none")
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         return choose(self.predictive(output), key)
@@ -104,6 +140,7 @@ class Binary(Likelihood):
             )
         if data.y.dim() != 1 or not bool(((data.y == 0) | (data.y == 1)).all()):
             raise DataError(f"{data.name}: binary labels [N] of 0 and 1 expected, got {data.y.dtype} {data.y.dim()}-d")
+        self._check_weights(2)
 
 
 class Ordinal(Likelihood):
