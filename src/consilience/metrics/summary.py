@@ -9,12 +9,12 @@ from types import MappingProxyType
 from consilience.core.errors import DataError
 
 MARGINAL = " (marginal)"  # suffix of scores of the posterior average
-_UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "ap"}
+_UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "auprc", "ap", "sensitivity"}
 _UP |= {"modes", "classes", "good_share", "classifier_score", "concordance"}
 _DOWN = {"loss", "nll", "ece", "brier", "mse", "rmse", "mae", "error", "wer", "cer", "fid", "perplexity"}
 _DOWN |= {"classifier_distance", "bits", "set_size", "interval_width"}
-_SHARES = {"accuracy", "ece", "precision", "recall", "f1", "auc", "auroc", "ap", "concordance", "good_share"}
-_SHARES |= {"sequence_error_rate", "coverage"}
+_SHARES = {"accuracy", "ece", "precision", "recall", "f1", "auc", "auroc", "auprc", "ap", "sensitivity"}
+_SHARES |= {"concordance", "good_share", "sequence_error_rate", "coverage"}
 _SIZES = {"mse", "rmse", "mae", "perplexity", "bits", "fid", "classifier_distance", "error", "wer", "cer", "modes"}
 _SIZES |= {"size", "width"}
 
