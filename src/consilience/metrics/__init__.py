@@ -26,6 +26,7 @@ from consilience.metrics.summary import (
     Directions,
     best,
     bounds,
+    choose_score,
     direction,
     rounds_to,
     running_means,
@@ -33,10 +34,10 @@ from consilience.metrics.summary import (
 )
 
 __all__ = [
-    "MARGINAL", "NO_OWN", "ClassMetric", "Classified", "Directions", "InceptionDistance", "Judge", "Metric", "Metrics",
-    "Modes", "PrecisionRecall", "Reliability", "ScoreCounts", "as_metrics", "auroc", "auroc_interval", "best", "bounds",
-    "check_level", "classification", "concordance", "density_mse", "direction", "directions", "entropy", "frechet",
-    "inception", "label_errors", "mean_of_shares", "mixture_density", "multilabel", "named", "percentiles", "pixels",
-    "regression", "reliability", "rounds_to", "running_means", "spread", "weighted_classification",
-    "weighted_regression", "wilson",
+    "MARGINAL", "NO_OWN", "ClassMetric", "Classified", "Directions", "InceptionDistance", "Judge", "Metric",
+    "Metrics", "Modes", "PrecisionRecall", "Reliability", "ScoreCounts", "as_metrics", "auroc", "auroc_interval",
+    "best", "bounds", "check_level", "choose_score", "classification", "concordance", "density_mse", "direction",
+    "directions", "entropy", "frechet", "inception", "label_errors", "mean_of_shares", "mixture_density",
+    "multilabel", "named", "percentiles", "pixels", "regression", "reliability", "rounds_to", "running_means",
+    "spread", "weighted_classification", "weighted_regression", "wilson",
 ]  # fmt: skip

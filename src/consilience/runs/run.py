@@ -71,6 +71,8 @@ class Run:
     metrics: tuple[Metric, ...] = ()
     calibration: Calibration | None = None
     """The calibration of prediction sets for the final belief."""
+    best_round: int | None = None
+    """The round whose state this is, if validation data chose it."""
 
     def __repr__(self) -> str:
         return summary(self.algorithm.name, self.federation.data.name, self.history, self.out)
@@ -188,6 +190,7 @@ class Run:
             out=None,
             latest=None,
             calibration=None,
+            best_round=None,
         )
 
     def label_shift(self, x: Inputs, *, client: int | str | None = None, samples: int = SAMPLES) -> LabelShift:
@@ -279,6 +282,7 @@ class Run:
         batch_size: int | None = None,
         metrics: Metrics | None = None,
         coverage: float = LEVEL,
+        intervals: float | None = None,
     ) -> Evaluation:
         """Scores on test data, of the mean weights and averaged over `samples` draws of the posterior. The data are a
         Federation, a Dataset, or anything that `Dataset.of` reads, such as a pair (x, y).
@@ -286,12 +290,13 @@ class Run:
         For a Federation, every client that has learned predicts with its own belief. Clients are matched by name or,
         where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
         to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
-        only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are own scores, by default
-        those of `fit`. If the run is calibrated, prediction sets of this `coverage` are scored too."""
+        only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are further scores, by
+        default those of `fit`. If the run is calibrated, prediction sets of this `coverage` are scored too. With
+        `intervals`, a confidence level such as 0.95, scores have intervals, overall and for each client."""
         outside = None if outside is None else Dataset.of(outside)
         own = self.metrics if metrics is None else as_metrics(metrics)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": own}
-        how |= {"calibration": self.calibration, "coverage": coverage}
+        how |= {"calibration": self.calibration, "coverage": coverage, "intervals": intervals}
         if isinstance(test, Federation):
             return evaluate(self.network, self._own(test), test, **how)
         test = Dataset.of(test)
@@ -329,15 +334,15 @@ class Run:
         return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
 
 
-def check_unseen(federation: Federation, held_out: Dataset | Federation) -> None:
-    """Refuse calibration examples that are training examples too."""
+def check_unseen(federation: Federation, held_out: Dataset | Federation, what: str = "calibration") -> None:
+    """Refuse calibration or validation examples that are training examples too."""
     data = held_out.data if isinstance(held_out, Federation) else held_out
     ours, theirs = (tensors(part.x)[0].data_ptr() for part in (federation.data, data))
     rows = held_out.order if isinstance(held_out, Federation) else torch.arange(len(data))
     if len(rows) and ours == theirs and bool(torch.isin(rows.cpu(), federation.order.cpu()).any()):
         raise DataError(
-            "the calibration examples are training examples too, so the sets would be too small: hold some out by "
-            "Federation.split"
+            f"the {what} examples are training examples too, so the model would look better on them than it is: hold "
+            "some out by Federation.split"
         )
 
 

@@ -196,12 +196,14 @@ class StoredRun:
         outside: Source | None = None,
         batch_size: int | None = None,
         metrics: Metrics = (),
+        intervals: float | None = None,
     ) -> Evaluation:
         """Scores on test data, as by `Run.evaluate`, with the module of `task`, of the belief about a new client."""
         belief = self.newcomer
         test = test if isinstance(test, Federation) else Dataset.of(test)
         outside = None if outside is None else Dataset.of(outside)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": metrics}
+        how["intervals"] = intervals
         return evaluate(self._prepared(task, belief), belief, test, **how)
 
     def _prepared(self, task: Task, belief: Belief) -> Task:
@@ -263,4 +265,7 @@ def _evaluation(found: dict[str, Any]) -> Evaluation | None:
         marginal.get("reliability"),
         outside=found.get("outside"),
         belief=found.get("belief") or "",
+        intervals=point.get("intervals") or {},
+        marginal_intervals=marginal.get("intervals") or {},
+        level=found.get("level"),
     )
