@@ -7,7 +7,7 @@ from typing import Any
 SHORT = {
     "accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier", "mse": "MSE", "rmse": "RMSE", "mae": "MAE",
     "r2": "R²", "micro_f1": "micro F1", "macro_f1": "macro F1", "fid": "FID", "d_mse": "D-MSE",
-    "auroc": "AUROC", "auprc": "AUPRC", "f1": "F1",
+    "auroc": "AUROC", "auprc": "AUPRC", "f1": "F1", "auroc_error": "AUROC error at most",
 }  # fmt: skip
 LONG = {
     "loss": "Loss",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -21,7 +21,17 @@ from consilience.evaluation.predictions import predict
 from consilience.evaluation.samples import generate, shown_samples
 from consilience.evaluation.tallies import Tallied, tallied
 from consilience.evaluation.uncertainty import Entropies, check_unlabelled
-from consilience.metrics import ClassMetric, Metric, Metrics, as_metrics, check_level, entropy, reliability, wilson
+from consilience.metrics import (
+    ClassMetric,
+    Metric,
+    Metrics,
+    ScoreCounts,
+    as_metrics,
+    check_level,
+    entropy,
+    reliability,
+    wilson,
+)
 from consilience.metrics.intervals import Bounds
 from consilience.tasks import Adversarial, Supervised, Task
 from consilience.tasks.likelihoods import Function, Predictions
@@ -49,6 +59,9 @@ class Evaluation:
     intervals: dict[str, Bounds] = field(default_factory=dict)
     marginal_intervals: dict[str, Bounds] = field(default_factory=dict)
     level: float | None = None
+    counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
+    """Of two classes: the scores by bin and class, which sites send in place of the scores."""
+    marginal_counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
     replicates: dict[str, Replicates] = field(default_factory=dict, compare=False, repr=False)
     """Scores of bootstrap samples of each client's examples: the samples of two models are the same ones."""
 
@@ -176,11 +189,12 @@ def evaluate(
     point = Evaluation(
         scores, None, clients, bins, None, entropies, outside=None if outside is None else outside.name,
         belief=type(beliefs[0]).__name__, intervals=spread.overall, level=intervals, replicates=replicates,
+        counts=_counts(found),
     )  # fmt: skip
     if samples and all(isinstance(belief, Gaussian) for belief in beliefs) and _averages(task, own):
-        scores, bins, entropies, spread = overall(tallies(task, samples), samples)
+        scores, bins, entropies, spread = overall(found := tallies(task, samples), samples)
         point = replace(point, marginal=scores, marginal_reliability=bins, marginal_entropy=entropies)
-        point = replace(point, marginal_intervals=spread.overall)
+        point = replace(point, marginal_intervals=spread.overall, marginal_counts=_counts(found))
     if calibration is None:
         return point
     names = [test.name(c) for c in filled] if isinstance(test, Federation) else [None]
@@ -219,6 +233,14 @@ def _score(found: Tallied, outside: Tensor | None) -> tuple[dict[str, float], di
     prediction, y = tally.prediction, tally.y
     entropies = Entropies(entropy(prediction), prediction.argmax(dim=1) == y, prediction.shape[1], outside)
     return scores, asdict(reliability(prediction, y)), entropies
+
+
+def _counts(found: Mapping[int, Tallied]) -> ScoreCounts | None:
+    """The scores of all clients by bin and class, if there are two classes."""
+    tally = reduce(add, found.values()).tally
+    if not isinstance(tally, Predictions) or not tally.of_classes or tally.prediction.shape[1] != 2:
+        return None
+    return ScoreCounts.of(tally.prediction, tally.y)
 
 
 def _predict_dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int, batch_size: int | None) -> Tensor:

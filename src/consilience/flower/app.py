@@ -76,7 +76,8 @@ def client_app(method: Method, task: Task, load: Load) -> ClientApp:
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(encode(client(context).evaluate(*decode(message.content, EvaluateRequest))), reply_to=message)
+        reply, counts = client(context).evaluate(*decode(message.content, EvaluateRequest))
+        return Message(encode(reply, **counts), reply_to=message)
 
     @app.query(STATISTICS)
     def statistics(message: Message, context: Context) -> Message:

@@ -23,12 +23,16 @@ class ScoreCounts:
     @classmethod
     def of(cls, probs: Tensor, y: Tensor) -> ScoreCounts:
         """The counts of probabilities [N, 2] and labels [N]."""
-        places = torch.bucketize(probs[:, 1].double().cpu(), EDGES)
+        places = torch.bucketize(probs[:, 1].contiguous().double().cpu(), EDGES)
         flat = torch.bincount(y.cpu().long() * (len(EDGES) + 1) + places, minlength=2 * (len(EDGES) + 1))
         return cls(flat.view(2, -1))
 
     def __add__(self, other: ScoreCounts) -> ScoreCounts:
         return ScoreCounts(self.counts + other.counts)
+
+    def weighted(self, share: float) -> ScoreCounts:
+        """Every example as this share of one."""
+        return ScoreCounts(self.counts.double() * share)
 
     @property
     def examples(self) -> int:
