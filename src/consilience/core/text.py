@@ -92,12 +92,17 @@ def number(value: Any) -> str:
     return fixed(value, decimals([value]))
 
 
+def interval(ends: Sequence[float] | None) -> str:
+    """An interval: [0.782, 0.871]; empty if there is none."""
+    places = 0 if ends is None else min(3, decimals(ends))
+    return f"[{fixed(ends[0], places)}, {fixed(ends[1], places)}]" if ends else ""
+
+
 def with_interval(value: Any, ends: Sequence[float] | None) -> str:
     """A number with its interval: 0.831 [0.782, 0.871]."""
     if not ends or not is_number(value):
         return number(value)
-    places = min(3, decimals([value, *ends]))
-    return f"{fixed(value, places)} [{fixed(ends[0], places)}, {fixed(ends[1], places)}]"
+    return f"{fixed(value, min(3, decimals(ends)))} {interval(ends)}"
 
 
 def data_size(count: float) -> str:

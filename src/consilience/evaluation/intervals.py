@@ -91,4 +91,5 @@ def times(client: int, size: int, samples: Tensor) -> Tensor:
 
 def paired_difference(pairs: list[tuple[Tensor, Tensor]], level: float) -> Bounds | None:
     """The interval of the mean difference of two models' scores over test sets, from the replicates of each."""
-    return percentiles(torch.stack([a - b for a, b in pairs]).mean(0), level)
+    differences = torch.stack([a - b for a, b in pairs]).mean(0)
+    return percentiles(differences.round(decimals=12), level)  # equal scores differ by 0, not by a rounding error

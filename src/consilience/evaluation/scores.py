@@ -59,6 +59,8 @@ class Evaluation:
     intervals: dict[str, Bounds] = field(default_factory=dict)
     marginal_intervals: dict[str, Bounds] = field(default_factory=dict)
     level: float | None = None
+    majority: float | None = None
+    """The accuracy of each client's most frequent class in training; a client has its own as "majority"."""
     counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
     """Of two classes: the scores by bin and class, which sites send in place of the scores."""
     marginal_counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
@@ -119,6 +121,7 @@ class Evaluation:
         return {
             "belief": self.belief,
             "level": self.level,
+            "majority": self.majority,
             "point": part(self.point, self.reliability, self.entropy, self.intervals),
             "marginal": marginal,
             "outside": self.outside,

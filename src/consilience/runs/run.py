@@ -30,6 +30,7 @@ from consilience.evaluation import (
     prediction_sets,
     uncertainty,
 )
+from consilience.evaluation.baseline import with_majority
 from consilience.evaluation.calibration import LEVEL
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
 from consilience.evaluation.samples import generate
@@ -75,10 +76,11 @@ class Run:
     """The round whose state this is, if validation data chose it."""
 
     def __repr__(self) -> str:
-        return summary(self.algorithm.name, self.federation.data.name, self.history, self.out)
+        return summary(self.algorithm.name, self.federation.data.name, self.history, self.out, self.best_round)
 
     def _repr_html_(self) -> str:
-        return summary_table(self.algorithm.name, repr(self.federation), repr(self.task), self.history, self.out)
+        about = (self.algorithm.name, repr(self.federation), repr(self.task))
+        return summary_table(*about, self.history, self.out, self.best_round)
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -298,27 +300,31 @@ class Run:
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": own}
         how |= {"calibration": self.calibration, "coverage": coverage, "intervals": intervals}
         if isinstance(test, Federation):
-            return evaluate(self.network, self._own(test), test, **how)
+            found = evaluate(self.network, self._own(test), test, **how)
+            return with_majority(found, self.task, self.federation, test, self._known(test))
         test = Dataset.of(test)
         if not self.algorithm.alone:
-            return evaluate(self.network, self.newcomer(), test, **how)
+            found = evaluate(self.network, self.newcomer(), test, **how)
+            return with_majority(found, self.task, self.federation, test, {})
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
         dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
         how["calibration"] = None if self.calibration is None else self.calibration.shared
         found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, **how)
-        return replace(found, clients=[])
+        return with_majority(replace(found, clients=[]), self.task, self.federation, test, {})
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:
         """The belief of every client of a test federation."""
+        known, everyone = self._known(test), self.newcomer()
+        return lambda client: self.personal(known[client]) if client in known else everyone
+
+    def _known(self, test: Federation) -> dict[int, int]:
+        """The clients of a test federation that have learned, with their numbers."""
         named = self.federation.names is not None and (test.names is not None or len(test) != len(self.federation))
         if named:
             learned = {name: client for client, name in enumerate(self.federation.names or ())}
             names = map(test.name, range(len(test)))
-            known = {client: learned[name] for client, name in enumerate(names) if name in learned}
-        else:
-            known = {client: client for client in range(len(test)) if len(test) == len(self.federation)}
-        everyone = self.newcomer()
-        return lambda client: self.personal(known[client]) if client in known else everyone
+            return {client: learned[name] for client, name in enumerate(names) if name in learned}
+        return {client: client for client in range(len(test)) if len(test) == len(self.federation)}
 
     def uncertainty(self, data: Source, *, samples: int = SAMPLES, batch_size: int | None = None) -> Uncertainty:
         """The uncertainty about every example of a new client, split into its causes. `batch_size` is as in

@@ -26,6 +26,7 @@ from consilience.metrics import Directions, Metrics, Reliability
 from consilience.runs.directory import CALIBRATION, NEWCOMER, POSTERIOR, STATISTICS, RunDirectory
 from consilience.runs.reading import read, read_json, read_lines, read_posterior
 from consilience.runs.rows import flat, frame
+from consilience.runs.stopping import VALIDATION, Stopping
 from consilience.tasks.statistics import needs_statistics, with_sums
 from consilience.tasks.task import Task
 
@@ -81,6 +82,15 @@ class RunFiles:
         found = self.part("algorithm")
         return found if found.get("name") == "Switch" and found["at"] < self.config["rounds"] else {}
 
+    @property
+    def best_round(self) -> int | None:
+        """The round whose state the run ends with, if validation data chose it."""
+        rule = self.part("validation")
+        if not rule:
+            return None
+        since = self.switch["at"] if self.switch else 0
+        return Stopping(rule["monitor"], rule["patience"], since, self.directions).best(self.rounds)
+
     def curve(self, metric: str, kind: str = "point") -> tuple[list[int], list[float]]:
         """(rounds, values) of a metric: of the round itself, such as the training loss, or of an evaluation of the mean
         weights or of the posterior average."""
@@ -91,7 +101,7 @@ class RunFiles:
 
     def curve_names(self) -> list[str]:
         """Every metric that has a curve."""
-        scores = [line.get(key) or {} for line in self.rounds for key in ("eval", "marginal")]
+        scores = [line.get(key) or {} for line in self.rounds for key in ("eval", "marginal", VALIDATION)]
         losses = ["loss"] if any("loss" in line for line in self.rounds) else []
         return text.in_order([*losses, *(metric for values in scores for metric in values)])
 
@@ -129,14 +139,14 @@ class StoredRun:
     evaluation: Evaluation | None
 
     def __repr__(self) -> str:
-        return summary(self.files().method, self._data("data"), self.history, self.directory)
+        return summary(self.files().method, self._data("data"), self.history, self.directory, self.files().best_round)
 
     def _repr_html_(self) -> str:
         task = self.config.get("task") or {}
         who = [plural(self._data("clients", 0), "client"), self._data("how")]
         data = f"{self._data('data')}: {', '.join(filter(None, who))}"
         what = f"{task.get('kind', '')}, {plural(task.get('parameters') or 0, 'parameter')}"
-        return summary_table(self.files().method, data, what, self.history, self.directory)
+        return summary_table(self.files().method, data, what, self.history, self.directory, self.files().best_round)
 
     @property
     def posterior(self) -> Belief:
@@ -268,4 +278,5 @@ def _evaluation(found: dict[str, Any]) -> Evaluation | None:
         intervals=point.get("intervals") or {},
         marginal_intervals=marginal.get("intervals") or {},
         level=found.get("level"),
+        majority=found.get("majority"),
     )
