@@ -41,15 +41,15 @@ def spreads(found: Mapping[int, Tallied], whole: Tallied, level: float) -> Sprea
     return Spread(bounds(whole, together, level), own, replicates)
 
 
-def bounds(found: Tallied, replicates: Replicates, level: float) -> dict[str, Bounds]:
+def bounds(scored: Tallied, replicates: Replicates, level: float) -> dict[str, Bounds]:
     """The intervals of the scores that have one."""
-    closed = _closed_forms(found, level)
-    own = {metric.name for metric in found.metrics}
+    closed = _closed_forms(scored, level)
+    own = {metric.name for metric in scored.metrics}
     ends = {
         name: percentiles(values, level) for name, values in replicates.items() if name not in closed or name in own
     }
     every = {**ends, **{name: value for name, value in closed.items() if name in replicates and name not in own}}
-    return {name: every[name] for name in replicates if every[name] is not None}
+    return {name: found for name in replicates if (found := every[name]) is not None}
 
 
 def _closed_forms(found: Tallied, level: float) -> dict[str, Bounds | None]:
@@ -67,7 +67,7 @@ def _closed_forms(found: Tallied, level: float) -> dict[str, Bounds | None]:
         shares, counts = [float(group.mean()) for group in groups], list(map(len, groups))
         forms["balanced_accuracy"] = mean_of_shares(shares, counts, level) if both else None
         finite = bool(prediction.isfinite().all())
-        forms["auroc"] = auroc_interval(*(prediction[y == c, 1] for c in (0, 1)), level) if finite else None
+        forms["auroc"] = auroc_interval(prediction[y == 0, 1], prediction[y == 1, 1], level) if finite else None
     return forms
 
 

@@ -196,7 +196,7 @@ def _facts(method: Method, stages: list[Stage], settings: Settings, precision: s
     if settings.validation is not None:
         examples = settings.validation
         size = examples.examples if isinstance(examples, Federation) else len(examples)
-        rule = {"patience": settings.patience, "monitor": settings.monitor, "examples": size}
+        rule: dict[str, Any] = {"patience": settings.patience, "monitor": settings.monitor, "examples": size}
         own["validation"], who["validation"] = rule, {**rule, "contents": checksum(examples)}
     return {
         "algorithm": describe(method),

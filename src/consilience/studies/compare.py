@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from consilience.algorithms import LocalOnly, Pooled
+from consilience.algorithms import Algorithm, LocalOnly, Pooled
 from consilience.algorithms.switch import Method, Switch
 from consilience.core.errors import CheckpointError, ConfigError
 from consilience.metrics import as_metrics, directions
@@ -63,11 +63,9 @@ def compare(
     must_simulate(options)
     if select is not None and tune is None:
         raise ConfigError("select is the score to tune by: pass tune= as well, or leave it out")
-    for label, method in methods.items():
-        if isinstance(method, Pooled) and tune is None and options.get("validation") is None:
-            log.warning(
-                "%s bounds the other methods only if it is tuned or stops early: pass tune= or validation=", label
-            )
+    bounded = tune is not None or options.get("validation") is not None
+    if (pooled := _label_of(Pooled, methods)) is not None and not bounded:
+        log.warning("%s bounds the other methods only if it is tuned or stops early: pass tune= or validation=", pooled)
     storage = Storage.of(out)
     if storage.directory is not None:
         _must_be_free(storage.directory, resume)
@@ -96,7 +94,7 @@ def compare(
                 result.runs.append({"method": method, "seed": seed, "directory": str(where)})
     result.rows, result.per_client = found.rows(), found.per_client()
     result.scores, result.paired = found.listed(numbers), found.paired(list(methods), result.directions)
-    alone = next((label for label, method in methods.items() if isinstance(method, LocalOnly)), None)
+    alone = _label_of(LocalOnly, methods)
     result.at_clients = found.at_clients(alone, options.get("intervals"), result.directions)
     result.seconds = time.perf_counter() - start
     if storage.directory is not None:
@@ -136,6 +134,11 @@ def _must_be_free(out: Path, resume: bool) -> None:
         raise CheckpointError(f"{out} holds a run: choose another directory for the comparison")
     if not resume and (out / "comparison.json").exists():
         raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
+
+
+def _label_of(kind: type[Algorithm], methods: Mapping[str, Method]) -> str | None:
+    """The label of the first method of a kind."""
+    return next((label for label, method in methods.items() if isinstance(method, kind)), None)
 
 
 def _numbers(seeds: int | Sequence[int]) -> list[int]:
