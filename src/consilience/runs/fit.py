@@ -64,8 +64,8 @@ def fit(
     have intervals. `outside` is out-of-distribution data, used to score the final model's uncertainty. `calibration`
     are held-out examples that calibrate prediction sets of the final model (see `Run.sets`). After every round each of
     `callbacks` is called with the `Run` so far and the round's line (see `Callback`). If one fails, the round is saved
-    first. With `debug` the algorithm audits
-    its own state every round. A run in which no update was accepted ends with an error.
+    first. With `debug` the algorithm audits its own state every round. A run in which no update was accepted ends with
+    an error.
 
     With `validation`, a share of every client's examples that is held out, or other data, every evaluation scores the
     mean weights on them, and the run ends with the state after its `best_round` by the score `monitor` (by default nll,

@@ -86,13 +86,19 @@ class Rounds:
         return None if self.stopping is None else self.stopping.best(self.run.history, number)
 
     def _called_back(self, line: dict[str, Any]) -> CallbackError | None:
-        """Call the callbacks; the error of one that failed, so that the round can be saved first."""
-        try:
-            if self.settings.callbacks:
-                self.ranks.led(partial(self._call_back, line))
-        except CallbackError as error:
-            return error
-        return None
+        """Call the callbacks; the error of one that failed, in all ranks, so that the round can be saved first."""
+        raised: list[CallbackError] = []
+
+        def call() -> str | None:
+            try:
+                self._call_back(line)
+            except CallbackError as error:
+                raised.append(error)
+                return str(error)
+            return None
+
+        told = self.ranks.led(call) if self.settings.callbacks else None
+        return None if told is None else raised[0] if raised else CallbackError(told)
 
     def _call_back(self, line: dict[str, Any]) -> None:
         kept = self.settings.storage.path is not None
