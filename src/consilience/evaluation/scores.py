@@ -59,8 +59,9 @@ class Evaluation:
     intervals: dict[str, Bounds] = field(default_factory=dict)
     marginal_intervals: dict[str, Bounds] = field(default_factory=dict)
     level: float | None = None
-    majority: float | None = None
-    """The accuracy of each client's most frequent class in training; a client has its own as "majority"."""
+    majority: float | None = field(default=None, compare=False)
+    """The accuracy of each client's most frequent class in training, where these data are known; a client has its own
+    as "majority"."""
     counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
     """Of two classes: the scores by bin and class, which sites send in place of the scores."""
     marginal_counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
