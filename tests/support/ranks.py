@@ -72,6 +72,7 @@ class Case:
     norm: bool = False
 
 
+STOPPING = (("validation", 0.3), ("patience", 2), ("evaluate_every", 1))
 CASES = {
     "FedAvg": Case(cs.FedAvg(TRAIN, server=cs.server.Adam())),
     "FedAvg of everyone": Case(cs.FedAvg(TRAIN), cohort=None),
@@ -84,6 +85,7 @@ CASES = {
     "Switch": Case(cs.Switch(cs.FedAvg(LOCAL), cs.FedEP(cs.inference.Identity(LOCAL)), at=2)),
     "BatchNorm": Case(cs.FedAvg(TRAIN), rounds=2, norm=True),
     "FedBN": Case(cs.algorithms.FedBN(TRAIN), rounds=2, norm=True),
+    "early stopping": Case(cs.LocalOnly(TRAIN), cohort=None, rounds=20, options=STOPPING),
     "a sick client": Case(Sick(), cohort=None, rounds=2),
     "nobody well": Case(Sick(sick=tuple(range(7)), since=2), cohort=3, rounds=2),
     "one well, so that a rank has none": Case(Sick(sick=(0, 1, 2, 3, 4, 5)), cohort=None, rounds=2),

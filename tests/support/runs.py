@@ -41,7 +41,7 @@ def assert_same_run(a: cs.runs.Run, b: cs.runs.Run) -> None:
     assert timeless(a.history) == timeless(b.history)
 
 
-class Power(Exception):  # noqa: N818
+class Power(BaseException):
     """Goes off."""
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import consilience as cs
 from consilience.cli import main
@@ -136,6 +137,27 @@ def test_killed_in_the_rounds_around_a_switch_and_resumed_is_the_uninterrupted_r
         assert [line["round"] for line in read_lines(killed)] == list(range(1, last + 1))
     across_the_switch(killed, None)
     assert_same_end(whole, killed, ROUNDS)
+
+
+def stopping(out: Path, last: int | None) -> cs.runs.Run:
+    end = [lambda _, line: os.kill(os.getpid(), signal.SIGKILL) if line["round"] == last else None]
+    options = {"rounds": 40, "checkpoint_every": 5, "state_memory": 0, "callbacks": end, "evaluate_every": 1}
+    stop = {"validation": 0.3, "patience": 3, "monitor": "mae"}
+    return fit(cs.LocalOnly(cs.SGD(lr=0.15, batch_size=2)), *linear(), out=out, resume=True, **options, **stop)
+
+
+def test_killed_around_the_best_round_and_resumed_stops_where_the_uninterrupted_run_does(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run = stopping(whole, None)
+    assert run.best_round is not None
+    done = len(run.history)
+    assert done == run.best_round + 3 < 40
+    for last in (run.best_round, run.best_round + 1, done):
+        with forked(stopping, killed, last) as process:
+            assert ended(process) == -signal.SIGKILL
+    assert stopping(killed, None).best_round == run.best_round
+    assert_same_end(whole, killed, done)
+    assert torch.equal(*(cs.load_posterior(out).mean for out in (whole, killed)))
 
 
 def hold(directory: Path) -> None:

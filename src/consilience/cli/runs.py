@@ -55,6 +55,11 @@ def run(
     # eval_batch_size = 500   # test examples at once; default: 1000, or fewer if they are large
     # calibration = 0.2       # a share of each client's data for prediction sets with guaranteed coverage
     # holdout = 0.2           # test on a share of each client's data in place of the test set
+    # metrics = ["auprc", "f1", "sensitivity@0.9"]  # beside those of the task
+    # intervals = 0.95        # confidence intervals of the final scores
+    # validation = 0.2        # a share of each client's training data: the run ends with its best round …
+    # patience = 5            # … and stops after so many evaluations without a better score
+    # monitor = "nll"         # the score that decides
     # outside = "fashion-mnist"  # out-of-distribution examples, to score uncertainty
     [engine]                  # all optional: device, chunk, workers, compile, precision
     # name = "Distributed"    # under torchrun: many processes, each with a GPU of its own
@@ -67,7 +72,7 @@ def run(
 
     from consilience.config import read_config
     from consilience.core.files import explained, write_atomically
-    from consilience.core.text import in_order
+    from consilience.core.text import in_order, with_interval
     from consilience.runs.fit import fit
     from consilience.runs.run import Callback
     from consilience.runs.tracking import TensorBoard
@@ -103,19 +108,23 @@ def run(
             out=_storage(loaded, directory),
             resume=resume,
             engine=engine,
-            evaluate_every=section.evaluate_every,
-            eval_batch_size=section.eval_batch_size,
             callbacks=callbacks,
+            **section.scoring,
         )
     if not engine.leads:
         return
     keep_config()
-    last = result.history[-1]
-    found = {"point": last.get("eval", {}), "marginal": last.get("marginal", {})}
-    kinds = {kind: values for kind, values in found.items() if values}
-    scores = Table("", *kinds, title=f"{result.algorithm.name}, round {last['round']}")
-    for metric in in_order(metric for values in kinds.values() for metric in values):
-        scores.add_row(metric, *(f"{values[metric]:.4f}" if metric in values else "" for values in kinds.values()))
+    scored, shown = result.latest, result.best_round or result.history[-1]["round"]
+    kinds = {} if scored is None else {"point": (scored.point, scored.intervals)}
+    if scored is not None and scored.marginal:
+        kinds["marginal"] = scored.marginal, scored.marginal_intervals
+    scores = Table("", *kinds, title=f"{result.algorithm.name}, round {shown}")
+    for metric in in_order(metric for values, _ in kinds.values() for metric in values):
+        cells = (
+            with_interval(values[metric], ends.get(metric)) if metric in values else ""
+            for values, ends in kinds.values()
+        )
+        scores.add_row(metric, *cells)
     Console().print(scores)
     print_report(directory)
 
@@ -168,9 +177,8 @@ def compare(
             rounds=section.rounds,
             cohort=section.cohort,
             engine=loaded.engine(),
-            evaluate_every=section.evaluate_every,
-            eval_batch_size=section.eval_batch_size,
             outside=loaded.outside(),
+            **section.scoring,
         )
     result.print()
     print_report(directory, [entry["directory"] for entry in result.runs])

@@ -48,6 +48,17 @@ class _Run(_Section):
     holdout: Annotated[float, Field(gt=0, lt=1)] | None = None
     calibration: Annotated[float, Field(gt=0, lt=1)] | None = None
     outside: str | None = None
+    metrics: list[str] = []
+    intervals: Annotated[float, Field(gt=0, lt=1)] | None = None
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = None
+    patience: Count | None = None
+    monitor: str | None = None
+
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """The arguments of `fit` about scores and early stopping."""
+        names = ("evaluate_every", "eval_batch_size", "metrics", "intervals", "validation", "patience", "monitor")
+        return {name: getattr(self, name) for name in names}
 
 
 class TaskSection(_Section):

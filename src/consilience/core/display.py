@@ -56,29 +56,39 @@ def _cell(value: Any, limit: int) -> str:
     return str(value.__html__()) if hasattr(value, "__html__") else escape(clip(value, limit))
 
 
-def summary(method: str, data: str, history: Sequence[Mapping[str, Any]], out: object) -> str:
-    """A run in one line."""
-    found = [text.plural(len(history), "round"), *(f"{kind}{scores(s)}" for kind, s in _last(history)[-1:])]
+def summary(method: str, data: str, history: Sequence[Mapping[str, Any]], out: object, best: int | None = None) -> str:
+    """A run in one line; its scores are those of the `best` round, if there is one."""
+    chosen = "" if best is None else f", best {best}"
+    found = [f"{text.plural(len(history), 'round')}{chosen}"]
+    found += [f"{kind}{scores(s)}" for kind, s in _last(history, best)[-1:]]
     place = f", in {out}" if out is not None else ""
     return f"Run({clip(method, 60)} on {clip(data, 60)}: {', '.join(found)}{place})"
 
 
-def summary_table(method: str, federation: str, task: str, history: Sequence[Mapping[str, Any]], out: object) -> str:
-    """A run as HTML: its data and task, its rounds, and its last scores."""
+def summary_table(
+    method: str,
+    federation: str,
+    task: str,
+    history: Sequence[Mapping[str, Any]],
+    out: object,
+    best: int | None = None,
+) -> str:
+    """A run as HTML: its data and task, its rounds, and its last scores or those of the `best` round."""
     seconds = sum(line.get("seconds") or 0 for line in history)
-    at = max((line["round"] for line in history if line.get("eval")), default=0)
+    at = best or max((line["round"] for line in history if line.get("eval")), default=0)
     rows: list[tuple[str, object]] = [
         ("data", federation),
         ("task", task),
         ("rounds", f"{len(history):,}" + (f" in {text.duration(seconds)}" if seconds else "")),
-        *((f"{kind}scores, round {at}", scores(found)) for kind, found in _last(history)),
+        *((f"{kind}scores, round {at}", scores(found)) for kind, found in _last(history, best)),
         ("directory", "" if out is None else out),
     ]
     return facts(f"Run of {method}", rows)
 
 
-def _last(history: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, float]]]:
-    """The last scores on test data: of the point model, then of the posterior average."""
-    line: Mapping[str, Any] = next((line for line in reversed(history) if line.get("eval")), {})
+def _last(history: Sequence[Mapping[str, Any]], best: int | None) -> list[tuple[str, Mapping[str, float]]]:
+    """The last scores on test data, or those of the `best` round: of the point model, then of the posterior average."""
+    scored = (line for line in reversed(history) if line.get("eval") and best in (None, line["round"]))
+    line: Mapping[str, Any] = next(scored, {})
     kinds = (("eval", ""), ("marginal", "marginal "))
     return [(name, line[key]) for key, name in kinds if line.get(key)]

@@ -42,6 +42,10 @@ class ClientError(ConsilienceError):
         self.client, self.round, self.stage, self.reason = client, round, stage, reason
 
 
+class CallbackError(ConsilienceError):
+    """An error that a callback has raised after a round, which is its cause."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """The end of an error message: the allowed names, and the one nearest to `word`, whatever the case of letters."""
     names = sorted(allowed)

@@ -7,7 +7,7 @@ from typing import Any
 SHORT = {
     "accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier", "mse": "MSE", "rmse": "RMSE", "mae": "MAE",
     "r2": "R²", "micro_f1": "micro F1", "macro_f1": "macro F1", "fid": "FID", "d_mse": "D-MSE",
-    "auroc": "AUROC",
+    "auroc": "AUROC", "auprc": "AUPRC", "f1": "F1", "auroc_error": "AUROC error at most",
 }  # fmt: skip
 LONG = {
     "loss": "Loss",
@@ -25,6 +25,9 @@ LONG = {
     "sequence_error_rate": "Share of wrong sequences",
     "concordance": "Concordance, share of pairs in the right order",
     "auroc": "Area under the ROC curve",
+    "auprc": "Area under the precision-recall curve",
+    "balanced_accuracy": "Balanced accuracy",
+    "f1": "F1",
     "coverage": "Coverage of prediction sets",
     "set_size": "Classes in a prediction set",
     "interval_width": "Width of a prediction interval",
@@ -45,7 +48,8 @@ LONGEST = 1000  # characters of a text from elsewhere
 
 def short(metric: str) -> str:
     """The short name of a metric, for a table."""
-    return SHORT.get(metric, metric.replace("_", " "))
+    name, _, at = SHORT.get(metric, metric.replace("_", " ")).partition("@")
+    return f"{name} at specificity {at}" if name == "sensitivity" and at else f"{name}@{at}" if at else name
 
 
 def long(metric: str) -> str:
@@ -86,6 +90,19 @@ def fixed(value: Any, places: int) -> str:
 def number(value: Any) -> str:
     """A number with about four significant digits."""
     return fixed(value, decimals([value]))
+
+
+def interval(ends: Sequence[float] | None) -> str:
+    """An interval: [0.782, 0.871]; empty if there is none."""
+    places = 0 if ends is None else min(3, decimals(ends))
+    return f"[{fixed(ends[0], places)}, {fixed(ends[1], places)}]" if ends else ""
+
+
+def with_interval(value: Any, ends: Sequence[float] | None) -> str:
+    """A number with its interval: 0.831 [0.782, 0.871]."""
+    if not ends or not is_number(value):
+        return number(value)
+    return f"{fixed(value, min(3, decimals(ends)))} {interval(ends)}"
 
 
 def data_size(count: float) -> str:

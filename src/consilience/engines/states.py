@@ -4,7 +4,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -94,8 +94,8 @@ class States(ABC):
     def restore(self, saved: Tree) -> None:
         """Return to a snapshot."""
 
-    def forget(self, saved: Tree) -> None:  # noqa: B027 (states in memory have no files)
-        """`saved` is now in a checkpoint: drop files that no kept checkpoint needs."""
+    def forget(self, saved: Tree, spared: Sequence[Tree] = ()) -> None:  # noqa: B027 (states in memory have no files)
+        """`saved` is now in a checkpoint: drop files that no kept checkpoint needs, nor any of `spared`."""
 
 
 class InMemory(States):
@@ -222,10 +222,10 @@ class OnDisk(States):
         found = (re.fullmatch(r"(\d+)-(\d+)\.safetensors", name) for name in os.listdir(self._folder))
         return torch.tensor([(int(name[1]), int(name[2])) for name in found if name], dtype=torch.int64).view(-1, 2)
 
-    def forget(self, saved: Tree) -> None:
+    def forget(self, saved: Tree, spared: Sequence[Tree] = ()) -> None:
         """Delete files that neither the kept checkpoints nor the present states name."""
         self._kept.append(saved)
-        wanted = {self._path(*pair).name for kept in (*self._kept, self._map()) for pair in kept.tolist()}
+        wanted = {self._path(*pair).name for kept in (*self._kept, *spared, self._map()) for pair in kept.tolist()}
         for entry in os.scandir(self._folder):
             if entry.name not in wanted:
                 os.unlink(entry.path)

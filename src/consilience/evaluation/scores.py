@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -16,19 +16,34 @@ from consilience.core.display import scores as in_words
 from consilience.core.display import table
 from consilience.data import Dataset, Federation
 from consilience.evaluation.calibration import LEVEL, Calibration, score_sets
+from consilience.evaluation.intervals import Replicates, Spread, spreads
 from consilience.evaluation.predictions import predict
 from consilience.evaluation.samples import generate, shown_samples
 from consilience.evaluation.tallies import Tallied, tallied
 from consilience.evaluation.uncertainty import Entropies, check_unlabelled
-from consilience.metrics import Metric, Metrics, as_metrics, entropy, reliability
+from consilience.metrics import (
+    ClassMetric,
+    Metric,
+    Metrics,
+    ScoreCounts,
+    as_metrics,
+    check_level,
+    entropy,
+    reliability,
+    wilson,
+)
+from consilience.metrics.intervals import Bounds
 from consilience.tasks import Adversarial, Supervised, Task
 from consilience.tasks.likelihoods import Function, Predictions
+
+NO_SPREAD = Spread({}, {}, {})
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of the point prediction and, for a posterior, of the posterior average; and of each client if the test
-    data are a Federation. Entropies are of classification; `belief` is the type of the belief."""
+    data are a Federation. Entropies are of classification; `belief` is the type of the belief. `intervals` are
+    [low, high] by metric, of the confidence `level`; a client has its own."""
 
     point: dict[str, float]
     marginal: dict[str, float] | None
@@ -41,6 +56,17 @@ class Evaluation:
     belief: str = ""
     samples: dict[str, Any] | None = field(default=None, compare=False)
     """Generated examples, as the report draws them."""
+    intervals: dict[str, Bounds] = field(default_factory=dict)
+    marginal_intervals: dict[str, Bounds] = field(default_factory=dict)
+    level: float | None = None
+    majority: float | None = field(default=None, compare=False)
+    """The accuracy of each client's most frequent class in training, where these data are known; a client has its own
+    as "majority"."""
+    counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
+    """Of two classes: the scores by bin and class, which sites send in place of the scores."""
+    marginal_counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
+    replicates: dict[str, Replicates] = field(default_factory=dict, compare=False, repr=False)
+    """Scores of bootstrap samples of each client's examples: the samples of two models are the same ones."""
 
     def __repr__(self) -> str:
         parts = [in_words(self.point), f"marginal {in_words(self.marginal)}" if self.marginal else ""]
@@ -49,9 +75,12 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         metrics, caption = text.in_order([*self.point, *(self.marginal or {})]), ""
-        rows = [("ensemble" if self.belief == "Mixture" else "point model", self.point)]
-        rows += [("posterior average", self.marginal)] if self.marginal else []
-        cells = [[name, *(text.number(scores.get(metric)) for metric in metrics)] for name, scores in rows]
+        rows = [("ensemble" if self.belief == "Mixture" else "point model", self.point, self.intervals)]
+        rows += [("posterior average", self.marginal, self.marginal_intervals)] if self.marginal else []
+        cells = [
+            [name, *(text.with_interval(scores.get(metric), ends.get(metric)) for metric in metrics)]
+            for name, scores, ends in rows
+        ]
         if self.clients:
             caption = f"{text.plural(len(self.clients), 'client')} in .clients"
         return table(["", *map(text.short, metrics)], cells, caption)
@@ -62,25 +91,39 @@ class Evaluation:
         total = sum(n for n, _ in scores)
         means = {name: sum(n * found[name] for n, found in scores) / total for name in scores[0][1]}
         clients = [
-            {**client, "metrics": {**client["metrics"], **found}}
-            for client, (_, found) in zip(self.clients, scores, strict=bool(self.clients))
+            {**client, "metrics": {**client["metrics"], **found}, **self._shares(n, found, client.get("intervals"))}
+            for client, (n, found) in zip(self.clients, scores, strict=bool(self.clients))
         ]
         if self.marginal is None:
-            return replace(self, point={**self.point, **means}, clients=clients)
-        return replace(self, marginal={**self.marginal, **means}, clients=clients)
+            ends = self._shares(total, means, self.intervals)
+            return replace(self, point={**self.point, **means}, clients=clients, **ends)
+        ends = self._shares(total, means, self.marginal_intervals, "marginal_intervals")
+        return replace(self, marginal={**self.marginal, **means}, clients=clients, **ends)
+
+    def _shares(
+        self, examples: int, scores: dict[str, float], known: dict[str, Bounds] | None, name: str = "intervals"
+    ) -> dict[str, Any]:
+        """Intervals with those of coverages, under a name; nothing where there are none."""
+        if self.level is None:
+            return {}
+        shares = {metric: share for metric, share in scores.items() if metric.endswith("coverage")}
+        return {name: {**(known or {}), **{k: wilson(share, examples, self.level) for k, share in shares.items()}}}
 
     def to_json(self) -> dict[str, Any]:
         """The content of evaluation.json."""
 
-        def part(scores: Any, bins: Any, entropies: Entropies | None) -> dict[str, Any]:
-            return {"metrics": scores, "reliability": bins, "entropy": entropies and entropies.to_json()}
+        def part(scores: Any, bins: Any, entropies: Entropies | None, ends: Any) -> dict[str, Any]:
+            found = {"metrics": scores, "reliability": bins, "entropy": entropies and entropies.to_json()}
+            return {**found, "intervals": ends} if self.level is not None else found
 
         marginal = None
         if self.marginal is not None:
-            marginal = part(self.marginal, self.marginal_reliability, self.marginal_entropy)
+            marginal = part(self.marginal, self.marginal_reliability, self.marginal_entropy, self.marginal_intervals)
         return {
             "belief": self.belief,
-            "point": part(self.point, self.reliability, self.entropy),
+            "level": self.level,
+            "majority": self.majority,
+            "point": part(self.point, self.reliability, self.entropy, self.intervals),
             "marginal": marginal,
             "outside": self.outside,
             "clients": self.clients,
@@ -99,8 +142,9 @@ def evaluate(
     metrics: Metrics = (),
     calibration: Calibration | None = None,
     coverage: float = LEVEL,
+    intervals: float | None = None,
 ) -> Evaluation:
-    """Score a belief on test data, with `samples` draws of a posterior.
+    """Score a belief on test data, with `samples` draws of a posterior; without draws, only the mean weights.
 
     For a Federation, `belief` may be a function of the client: each client's examples are predicted by its own belief,
     and the overall scores pool all predictions.
@@ -108,13 +152,18 @@ def evaluate(
     outside: Out-of-distribution examples, used to score uncertainty. Their labels are not used. If clients have their
         own beliefs, the examples are dealt to the clients in turn.
     batch_size: Examples that are predicted at once; by default at most 1000 with at most 64 MiB of inputs.
-    metrics: Scores of your own: functions of (prediction, y) by name, or a list of `Metric`.
-    calibration: Of prediction sets, whose coverage and size are then scored for this `coverage`."""
+    metrics: Further scores: functions of (prediction, y) by name, or a list of `Metric` and of names such as "auprc".
+    calibration: Of prediction sets, whose coverage and size are then scored for this `coverage`.
+    intervals: The confidence level of an interval for every score, such as 0.95."""
     own = as_metrics(metrics)
+    check_level(intervals)
     if isinstance(task, Adversarial):
         if own:
             raise TaskError("own metrics score predictions, and the task is adversarial: give the task judges instead")
+        if intervals is not None:
+            raise TaskError("scores of generated samples have no intervals: leave intervals out")
         return _evaluate_generators(task, belief, test, samples)
+    check_metrics(task, own)
     if outside is not None:
         check_unlabelled(task, outside)
     data = test.data if isinstance(test, Federation) else test
@@ -127,23 +176,29 @@ def evaluate(
     def tallies(task: Task, samples: int) -> dict[int, Tallied]:
         return {c: tallied(task, beliefs[c], data, parts[c], own, samples, batch_size) for c in filled}
 
-    def overall(found: dict[int, Tallied], samples: int) -> tuple[Any, Any, Entropies | None]:
+    def overall(found: dict[int, Tallied], samples: int) -> tuple[Any, Any, Entropies | None, Spread]:
         theirs = None if outside is None else entropy(_predict_dealt(task, beliefs, outside, samples, batch_size))
-        return _score(reduce(add, found.values()), theirs)
+        whole = reduce(add, found.values())
+        return *_score(whole, theirs), NO_SPREAD if intervals is None else spreads(found, whole, intervals)
 
     several = any(isinstance(belief, Mixture) for belief in beliefs)
     found = tallies(task.of_outputs if isinstance(task, Supervised) and not several else task, 0)
-    scores, bins, entropies = overall(found, 0)
-    clients: list[dict[str, Any]] = []
+    scores, bins, entropies, spread = overall(found, 0)
+    clients, replicates = list[dict[str, Any]](), dict[str, Replicates]()
     if isinstance(test, Federation):
-        clients = [
-            {"name": test.name(c), "examples": len(parts[c]), "metrics": one.scores()} for c, one in found.items()
-        ]
-    name = None if outside is None else outside.name
-    point = Evaluation(scores, None, clients, bins, None, entropies, outside=name, belief=type(beliefs[0]).__name__)
-    if all(isinstance(belief, Gaussian) for belief in beliefs) and _averages(task, own):
-        scores, bins, entropies = overall(tallies(task, samples), samples)
+        for c, one in found.items():
+            ends = {} if intervals is None else {"intervals": spread.clients[c]}
+            clients.append({"name": test.name(c), "examples": len(parts[c]), "metrics": one.scores(), **ends})
+        replicates = {test.name(c): one for c, one in spread.replicates.items()}
+    point = Evaluation(
+        scores, None, clients, bins, None, entropies, outside=None if outside is None else outside.name,
+        belief=type(beliefs[0]).__name__, intervals=spread.overall, level=intervals, replicates=replicates,
+        counts=_counts(found),
+    )  # fmt: skip
+    if samples and all(isinstance(belief, Gaussian) for belief in beliefs) and _averages(task, own):
+        scores, bins, entropies, spread = overall(found := tallies(task, samples), samples)
         point = replace(point, marginal=scores, marginal_reliability=bins, marginal_entropy=entropies)
+        point = replace(point, marginal_intervals=spread.overall, marginal_counts=_counts(found))
     if calibration is None:
         return point
     names = [test.name(c) for c in filled] if isinstance(test, Federation) else [None]
@@ -154,6 +209,17 @@ def evaluate(
             for c, name in zip(filled, names, strict=True)
         ]
     )
+
+
+def check_metrics(task: Task, metrics: Sequence[Metric]) -> None:
+    """Refuse metrics of classes for a task that does not predict probabilities of classes."""
+    likelihood = task.likelihood if isinstance(task, Supervised) else None
+    fits = likelihood is not None and likelihood.categorical and not likelihood.streams
+    if not fits and (wrong := [metric.name for metric in metrics if isinstance(metric, ClassMetric)]):
+        raise TaskError(
+            f"{text.listing(wrong)} {'is' if len(wrong) == 1 else 'are'} defined for classes, and the task is "
+            f"{task.kind}: leave {'it' if len(wrong) == 1 else 'them'} out, or pass a function of your own"
+        )
 
 
 def _averages(task: Task, own: Sequence[Metric]) -> bool:
@@ -171,6 +237,14 @@ def _score(found: Tallied, outside: Tensor | None) -> tuple[dict[str, float], di
     prediction, y = tally.prediction, tally.y
     entropies = Entropies(entropy(prediction), prediction.argmax(dim=1) == y, prediction.shape[1], outside)
     return scores, asdict(reliability(prediction, y)), entropies
+
+
+def _counts(found: Mapping[int, Tallied]) -> ScoreCounts | None:
+    """The scores of all clients by bin and class, if there are two classes."""
+    tally = reduce(add, found.values()).tally
+    if not isinstance(tally, Predictions) or not tally.of_classes or tally.prediction.shape[1] != 2:
+        return None
+    return ScoreCounts.of(tally.prediction, tally.y)
 
 
 def _predict_dealt(task: Task, beliefs: list[Belief], data: Dataset, samples: int, batch_size: int | None) -> Tensor:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
+import torch
 from torch import Tensor
 
+from consilience.core import TaskError
 from consilience.core.beliefs import Belief
 from consilience.core.records import to
 from consilience.data.dataset import Dataset
 from consilience.evaluation.predictions import padded_widths, predict_batches
-from consilience.metrics import Metric
+from consilience.metrics import ClassMetric, Metric
 from consilience.tasks import Task
-from consilience.tasks.likelihoods import Likelihood, Predictions, Tally
+from consilience.tasks.likelihoods import Likelihood, Predictions, Tally, samples
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,29 @@ class Tallied:
             means = zip(self.metrics, self.sums, strict=True)
             own = {metric.name: total / self.examples for metric, total in means}
         return {**self.tally.scores(), **own}
+
+    def resampled(self, weights: Tensor) -> dict[str, Tensor]:
+        """The scores of bootstrap samples [R], for the numbers of times that each example occurs in them [R, N]."""
+        kept = self.predictions
+        shown = self.likelihood.shown(kept.prediction)
+        found = self.likelihood.resampled(kept.prediction, kept.y, kept.spread, weights)
+        for metric in self.metrics:
+            if isinstance(metric, ClassMetric):
+                found[metric.name] = metric.weighted(shown, kept.y.long(), weights)
+            else:
+                each = [metric(*some) for some in samples((shown, kept.y), weights)]
+                found[metric.name] = torch.tensor(each, dtype=torch.float64)
+        return found
+
+    @property
+    def predictions(self) -> Predictions:
+        """The predictions; an error where they are not kept."""
+        if not isinstance(self.tally, Predictions):
+            raise TaskError(
+                f"intervals need the predictions of single examples, which are not kept for {self.likelihood.kind}: "
+                "leave intervals out"
+            )
+        return self.tally
 
 
 def tallied(

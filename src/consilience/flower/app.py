@@ -89,7 +89,8 @@ def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         request, records = decode(message.content, EvaluateRequest)
-        return Message(encode(client(context, request).evaluate(request, records)), reply_to=message)
+        reply, counts = client(context, request).evaluate(request, records)
+        return Message(encode(reply, **counts), reply_to=message)
 
     @app.query(STATISTICS)
     def statistics(message: Message, context: Context) -> Message:

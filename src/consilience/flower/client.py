@@ -194,8 +194,8 @@ class FlowerClient:
             examples=request.examples,
         )
 
-    def evaluate(self, request: EvaluateRequest, records: dict[str, bytes]) -> EvaluateReply:
-        """The scores of the server's belief on this site's held-out examples."""
+    def evaluate(self, request: EvaluateRequest, records: dict[str, bytes]) -> tuple[EvaluateReply, dict[str, bytes]]:
+        """The scores of the server's belief on this site's held-out examples, and their packed counts."""
         task, belief = self._predictor(request, records)
         test = self._data.test
         if test is None or not len(test):
@@ -205,13 +205,15 @@ class FlowerClient:
             calibration = self._with_own(unpack(records["calibration"]), task, belief)
         alone = Federation.from_silos({self.name: test}).to(self.device)
         found = evaluate(task, belief, alone, samples=request.samples, calibration=calibration)
-        return EvaluateReply(
+        counts = {"counts": found.counts, "marginal_counts": found.marginal_counts}
+        reply = EvaluateReply(
             examples=len(test),
             point=found.point,
             marginal=found.marginal,
             reliability=None if found.reliability is None else Bins(**found.reliability),
             marginal_reliability=None if found.marginal_reliability is None else Bins(**found.marginal_reliability),
         )
+        return reply, {name: pack(one) for name, one in counts.items() if one is not None}
 
     def calibrate(self, request: CalibrateRequest, records: dict[str, bytes]) -> bytes:
         """The packed counts of the scores of this site's calibration examples."""

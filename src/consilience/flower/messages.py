@@ -223,7 +223,10 @@ class Bins(Payload):
 
 
 class EvaluateReply(Payload):
-    """The scores on a site's held-out examples."""
+    """The scores on a site's held-out examples. Of two classes it comes with the `ScoreCounts` of the mean weights and,
+    for a posterior, of its average."""
+
+    records = frozenset({"counts", "marginal_counts"})
 
     examples: Number
     point: Notes

@@ -1,6 +1,7 @@
 """The server's knowledge of client states that are on the clients' own disks."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -70,6 +71,6 @@ class RemoteStates(States):
         self._saved.extend((*before, tokens))
         self._mirror.restore(mirrored)
 
-    def forget(self, saved: Tree) -> None:
+    def forget(self, saved: Tree, spared: Sequence[Tree] = ()) -> None:
         self._saved.append(saved[0])
         self._mirror.forget(saved[2])

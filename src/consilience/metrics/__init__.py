@@ -3,12 +3,22 @@
 from consilience.metrics.calibration import Reliability, reliability
 from consilience.metrics.classified import Classified, frechet
 from consilience.metrics.fid import InceptionDistance
+from consilience.metrics.histograms import ScoreCounts
 from consilience.metrics.inception_v3 import inception
+from consilience.metrics.intervals import auroc_interval, check_level, mean_of_shares, percentiles, wilson
 from consilience.metrics.judge import Judge, pixels
 from consilience.metrics.modes import Modes, density_mse, mixture_density
-from consilience.metrics.own import Metric, Metrics, as_metrics, directions
+from consilience.metrics.own import ClassMetric, Metric, Metrics, as_metrics, directions, named
 from consilience.metrics.precision_recall import PrecisionRecall
-from consilience.metrics.scores import auroc, classification, entropy, multilabel, regression
+from consilience.metrics.scores import (
+    auroc,
+    classification,
+    entropy,
+    multilabel,
+    regression,
+    weighted_classification,
+    weighted_regression,
+)
 from consilience.metrics.sequences import concordance, label_errors
 from consilience.metrics.summary import (
     MARGINAL,
@@ -16,6 +26,7 @@ from consilience.metrics.summary import (
     Directions,
     best,
     bounds,
+    choose_score,
     direction,
     rounds_to,
     running_means,
@@ -23,8 +34,10 @@ from consilience.metrics.summary import (
 )
 
 __all__ = [
-    "MARGINAL", "NO_OWN", "Classified", "Directions", "InceptionDistance", "Judge", "Metric", "Metrics", "Modes",
-    "PrecisionRecall", "Reliability", "as_metrics", "auroc", "best", "bounds", "classification", "concordance",
-    "density_mse", "direction", "directions", "entropy", "frechet", "inception", "label_errors", "mixture_density",
-    "multilabel", "pixels", "regression", "reliability", "rounds_to", "running_means", "spread",
+    "MARGINAL", "NO_OWN", "ClassMetric", "Classified", "Directions", "InceptionDistance", "Judge", "Metric",
+    "Metrics", "Modes", "PrecisionRecall", "Reliability", "ScoreCounts", "as_metrics", "auroc", "auroc_interval",
+    "best", "bounds", "check_level", "choose_score", "classification", "concordance", "density_mse", "direction",
+    "directions", "entropy", "frechet", "inception", "label_errors", "mean_of_shares", "mixture_density",
+    "multilabel", "named", "percentiles", "pixels", "regression", "reliability", "rounds_to", "running_means",
+    "spread", "weighted_classification", "weighted_regression", "wilson",
 ]  # fmt: skip

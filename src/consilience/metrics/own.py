@@ -1,12 +1,16 @@
-"""Metrics of the user's own."""
+"""Metrics that a run is asked for: by name, or the user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from consilience.core.errors import ConfigError, TaskError
+from torch import Tensor
+
+from consilience.core.errors import ConfigError, TaskError, nearest
+from consilience.metrics import classes
 from consilience.metrics.summary import direction
 
 
@@ -47,20 +51,60 @@ class Metric:
             ) from error
 
 
-Metrics = Mapping[str, Callable[[Any, Any], Any]] | Sequence[Metric]
-"""Own metrics: functions by name, or `Metric` objects."""
+@dataclass(frozen=True)
+class ClassMetric(Metric):
+    """A score of probabilities of classes [N, C] and labels [N]. `weighted(prediction, y, weights)` returns it for many
+    weightings of the examples."""
+
+    weighted: Callable[[Tensor, Tensor, Tensor], Tensor] = classes.accuracy
+
+    @classmethod
+    def of(cls, name: str, weighted: Callable[[Tensor, Tensor, Tensor], Tensor]) -> ClassMetric:
+        def score(prediction: Tensor, y: Tensor) -> float:
+            labels = y.long()
+            classes.check_classes(prediction, labels)
+            return classes.alone(weighted(prediction, labels, classes.once(labels)))
+
+        return cls(name, score, True, weighted)
+
+
+Metrics = Mapping[str, Callable[[Any, Any], Any]] | Sequence[Metric | str]
+"""Metrics: functions by name, or a list of `Metric` objects and of names that `named` knows."""
+OF_CLASSES = {
+    name: ClassMetric.of(name, getattr(classes, name)) for name in ("auroc", "auprc", "balanced_accuracy", "f1")
+}
+SENSITIVITY = "sensitivity"  # at the specificity 0.9, or as in "sensitivity@0.95"
+
+
+def named(name: str) -> ClassMetric:
+    """The metric "auroc", "auprc", "balanced_accuracy", "f1", or "sensitivity@0.9", the sensitivity at a specificity of
+    0.9."""
+    if name in OF_CLASSES:
+        return OF_CLASSES[name]
+    word, _, given = name.partition("@")
+    if word != SENSITIVITY:
+        raise ConfigError(f"there is no metric {name!r}; {nearest(name, [*OF_CLASSES, 'sensitivity@0.9'])}")
+    try:
+        specificity = float(given or 0.9)
+    except ValueError:
+        specificity = 0.0
+    if not 0 < specificity < 1:
+        raise ConfigError(f"{name!r}: the specificity is a number between 0 and 1, as in 'sensitivity@0.9'")
+    return ClassMetric.of(f"{SENSITIVITY}@{specificity:g}", partial(classes.sensitivity, specificity=specificity))
 
 
 def as_metrics(given: Metrics) -> tuple[Metric, ...]:
-    """Own metrics as `Metric` objects; an error if two have one name."""
+    """Metrics as `Metric` objects; an error if two have one name."""
     if isinstance(given, Mapping):
         return tuple(fn if isinstance(fn, Metric) else Metric(name, fn) for name, fn in given.items())
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(m, Metric) for m in given):
-        raise ConfigError(f"metrics must map names to functions, or be a list of cs.Metric, got {given!r}")
-    names = [metric.name for metric in given]
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    if not several or not all(isinstance(metric, Metric | str) for metric in given):
+        raise ConfigError(f"metrics must map names to functions, or be a list of cs.Metric or of names, got {given!r}")
+    found = tuple(metric if isinstance(metric, Metric) else named(metric) for metric in given)
+    names = [metric.name for metric in found]
     if len(set(names)) < len(names):
         raise ConfigError(f"two metrics have one name: {', '.join(names)}")
-    return tuple(given)
+    return found
 
 
 def directions(metrics: Sequence[Metric]) -> dict[str, int]:

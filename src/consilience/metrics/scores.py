@@ -6,31 +6,23 @@ import torch
 from torch import Tensor
 
 from consilience.core.errors import DataError
-from consilience.metrics.calibration import reliability
-
-# The smallest normal float32: a probability of exactly 0 costs 87.3 nats, not infinity.
-TINY = torch.finfo(torch.float32).tiny
+from consilience.metrics import classes
+from consilience.metrics.classes import TINY as TINY
 
 
 def classification(probs: Tensor, y: Tensor) -> dict[str, float]:
-    """Accuracy, NLL −log p(y), ECE (15 bins, top label) and Brier score Σ_c (p_c − 1[y = c])².
+    """Accuracy, NLL −log p(y), ECE (15 bins, top label) and Brier score Σ_c (p_c − 1[y = c])²; for two classes also
+    AUROC and balanced accuracy, nan if one of them is missing.
 
     `probs` [N, C] sums to one over classes, `y` [N] holds class indices."""
-    if probs.dim() != 2 or y.shape != probs.shape[:1]:
-        raise DataError(f"probabilities must be [N, C] and labels [N], got {list(probs.shape)} and {list(y.shape)}")
-    _check_not_empty(y)
-    if not 0 <= int(y.min()) <= int(y.max()) < probs.shape[1]:
-        raise DataError(f"labels must lie in 0..{probs.shape[1] - 1}, found {int(y.min())}..{int(y.max())}")
-    probs = at_least_float32(probs)
-    true = probs.gather(1, y[:, None]).squeeze(1)
-    # Σ_c (p_c − 1[y = c])² = Σ_c p_c² − 2 p_y + 1 would cancel near 0, so subtract first.
-    error = probs.scatter_add(1, y[:, None], -torch.ones_like(true)[:, None])
-    return {
-        "accuracy": (probs.argmax(dim=1) == y).double().mean().item(),  # 4,800 of 10,000 is 0.48, and reaches 0.48
-        "nll": -true.clamp(min=TINY).log().mean().item(),
-        "ece": reliability(probs, y).ece,
-        "brier": error.square().sum(dim=1).mean().item(),
-    }
+    classes.check_classes(probs, y)
+    return {name: classes.alone(found) for name, found in weighted_classification(probs, y, classes.once(y)).items()}
+
+
+def weighted_classification(probs: Tensor, y: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """The scores of `classification` for weights of the examples [R, N], [R] each."""
+    names = ("accuracy", "nll", "ece", "brier", *(("auroc", "balanced_accuracy") if probs.shape[1] == 2 else ()))
+    return {name: getattr(classes, name)(probs, y, weights) for name in names}
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -81,6 +73,20 @@ def regression(mean: Tensor, y: Tensor, variance: Tensor | None = None) -> dict[
         spread = at_least_float32(variance).expand_as(mean).reshape(error.shape).clamp(min=1e-12)
         scores["nll"] = 0.5 * ((2 * math.pi * spread).log() + error.square() / spread).mean().item()
     return scores
+
+
+def weighted_regression(mean: Tensor, y: Tensor, variance: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """The scores of `regression` for weights of the examples [R, N], [R] each."""
+    mean, y, variance = (x.double().reshape(len(y), -1) for x in (mean, y, variance.expand_as(mean)))
+    total, error = weights.sum(1), y - mean
+    mse = weights @ error.square().mean(1) / total
+    offset = y - y.mean(0)  # squares of large targets would cancel
+    varies = (weights @ offset.square() - (weights @ offset).square() / total[:, None]).clamp(min=0)
+    share = weights @ error.square() / torch.where(varies > 1e-12 * offset.square().sum(0), varies, torch.nan)
+    spread = variance.clamp(min=1e-12)
+    loss = 0.5 * ((2 * math.pi * spread).log() + error.square() / spread).mean(1)
+    mae = weights @ error.abs().mean(1) / total
+    return {"mse": mse, "rmse": mse.sqrt(), "mae": mae, "r2": (1 - share).mean(1), "nll": weights @ loss / total}
 
 
 def multilabel(probs: Tensor, y: Tensor) -> dict[str, float]:

@@ -6,15 +6,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from consilience.core.errors import DataError
+from consilience.core.errors import ConfigError, DataError, nearest
 
 MARGINAL = " (marginal)"  # suffix of scores of the posterior average
-_UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "ap"}
+_UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "auprc", "ap", "sensitivity"}
 _UP |= {"modes", "classes", "good_share", "classifier_score", "concordance"}
 _DOWN = {"loss", "nll", "ece", "brier", "mse", "rmse", "mae", "error", "wer", "cer", "fid", "perplexity"}
 _DOWN |= {"classifier_distance", "bits", "set_size", "interval_width"}
-_SHARES = {"accuracy", "ece", "precision", "recall", "f1", "auc", "auroc", "ap", "concordance", "good_share"}
-_SHARES |= {"sequence_error_rate", "coverage"}
+_SHARES = {"accuracy", "ece", "precision", "recall", "f1", "auc", "auroc", "auprc", "ap", "sensitivity"}
+_SHARES |= {"concordance", "good_share", "sequence_error_rate", "coverage"}
 _SIZES = {"mse", "rmse", "mae", "perplexity", "bits", "fid", "classifier_distance", "error", "wer", "cer", "modes"}
 _SIZES |= {"size", "width"}
 
@@ -58,6 +58,21 @@ def direction(metric: str, own: Directions = NO_OWN) -> int:
         return own[name]
     words = _words(metric)
     return bool(words & _UP) - bool(words & _DOWN)
+
+
+# Of generators' scores, those that a collapsed generator cannot win.
+PREFERRED = ("nll", "fid", "classifier_distance", "modes", "recall")
+
+
+def choose_score(scores: Mapping[str, float], given: str | None, key: str, own: Directions = NO_OWN) -> str:
+    """The score to select by: `given`, which must exist and have a direction, or the first of `PREFERRED`, or of all.
+    `key` names the argument in errors."""
+    usable = [metric for metric in scores if direction(metric, own)]
+    if given is None and usable:
+        return next((metric for metric in PREFERRED if metric in usable), usable[0])
+    if given is None or given not in usable:
+        raise ConfigError(f"{key}: {given!r} is no score to select by; {nearest(given or '', usable)}")
+    return given
 
 
 def bounds(metric: str) -> tuple[float, float]:

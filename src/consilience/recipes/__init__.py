@@ -13,6 +13,7 @@ from consilience.recipes import (
     fednp,
     fednp_moments,
     fednp_toy,
+    hospital_methods,
     hospital_sets,
     hospitals,
     personal_hospitals,
@@ -28,7 +29,7 @@ from consilience.recipes.base import Options, Recipe
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        hospitals.RECIPE, personal_hospitals.RECIPE, *personal_images.RECIPES, hospital_sets.RECIPE, dp.RECIPE,
+        hospitals.RECIPE, hospital_methods.RECIPE, personal_hospitals.RECIPE, *personal_images.RECIPES, hospital_sets.RECIPE, dp.RECIPE,
         batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
         *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES, fednp_moments.RECIPE, fednp_toy.RECIPE, *pfnm.RECIPES,

@@ -11,11 +11,11 @@ from consilience.figures import Pictures
 from consilience.report.drawing.canvas import swatch
 from consilience.report.drawing.panels import side_by_side
 from consilience.report.page import Cell, Page, Plot, Section, Table
-from consilience.report.sections.clients import comparison_clients, fairness_section
+from consilience.report.sections.clients import client_facts, comparison_clients, fairness_section
 from consilience.report.sections.configuration import comparison_configuration, footer
 from consilience.report.sections.curves import comparison_curves
 from consilience.report.sections.federation import data_section
-from consilience.report.sections.results import difference_section, result_section, tuning_section
+from consilience.report.sections.results import difference_section, local_section, result_section, tuning_section
 from consilience.report.sections.uncertainty import comparison_calibration, comparison_entropy
 from consilience.report.sections.words import method_key, own_directions
 from consilience.runs.reading import read_json
@@ -38,6 +38,8 @@ def comparison_page(directory: Path) -> Page:
         *(_figure_section(figure, methods) for figure in content.get("figures") or []),
         comparison_curves(runs),
         comparison_clients(clients, methods, ways),
+        client_facts(runs),
+        local_section(content.get("at_clients") or [], methods, ways),
         fairness_section(runs, clients, methods, ways),
         comparison_calibration(runs),
         comparison_entropy(runs),

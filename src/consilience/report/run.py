@@ -10,6 +10,7 @@ from consilience.report.sections.configuration import footer, run_configuration
 from consilience.report.sections.curves import run_curves, server_section
 from consilience.report.sections.federation import communication_section, data_section
 from consilience.report.sections.samples import sample_section
+from consilience.report.sections.sets import SETS, run_sets
 from consilience.report.sections.uncertainty import posterior_section, run_calibration, run_entropy
 from consilience.report.sections.words import KINDS, POINT
 from consilience.runs.reading import read_json
@@ -24,6 +25,7 @@ def run_page(directory: Path) -> Page:
         sample_section(run),
         run_calibration(run),
         run_entropy(run),
+        run_sets(run),
         run_clients(run),
         posterior_section(run),
         server_section(run),
@@ -34,6 +36,7 @@ def run_page(directory: Path) -> Page:
     tiles, title = _tiles(run), f"{run.method} on {run.part('federation').get('data', 'data')}"
     averaged = any(tile.note for tile in tiles)
     caption = "On the test data. Large: the posterior average. Small: the point model." if averaged else ""
+    caption = f"{caption} {_tests(run)}".strip() if tiles else ""
     return Page("Federated run", title, _lead(run), tiles, caption, sections, footer(run), up=_comparison(directory))
 
 
@@ -57,7 +60,25 @@ def _lead(run: RunFiles) -> str:
     rounds = text.plural(done, "round") if done >= planned else f"{done} of {planned:,} rounds"
     cohort = f" with {text.plural(run.config['cohort'], 'client')} each" if run.config.get("cohort") else ""
     seed = f", seed {run.config['seed']}" if "seed" in run.config else ""
-    return " ".join([*sentences, f"{rounds}{cohort}{seed}."])
+    best = ""
+    if run.best_round is not None:
+        examples = text.plural(run.part("validation")["examples"], "validation example")
+        best = f" The model is that of round {run.best_round}, the best on {examples}."
+    return " ".join([*sentences, f"{rounds}{cohort}{seed}.{best}"])
+
+
+def _tests(run: RunFiles) -> str:
+    """The size of the test data, intervals and the majority baseline, in words."""
+    found = run.evaluation
+    size, sentences = sum(client.get("examples") or 0 for client in found.get("clients") or []), []
+    if size:
+        sentences.append(f"{text.plural(size, 'test example')} of {text.plural(len(found['clients']), 'client')}.")
+    if found.get("level"):
+        sentences.append(f"Brackets: {found['level']:.0%} confidence intervals.")
+    if text.is_number(found.get("majority")):
+        about = "the most frequent class of each client's training data"
+        sentences.append(f"Majority baseline, {about}: accuracy {found['majority']:.3f}.")
+    return " ".join(sentences)
 
 
 def _tiles(run: RunFiles) -> list[Tile]:
@@ -67,8 +88,12 @@ def _tiles(run: RunFiles) -> list[Tile]:
         last: dict[str, Any] = next((line for line in reversed(run.rounds) if line.get("eval")), {})
         scores = {"point": last.get("eval") or {}, "marginal": last.get("marginal") or {}}
     found = []
-    for metric in text.in_order([*scores["marginal"], *scores["point"]])[:6]:
+    ends = {kind: (run.evaluation.get(kind) or {}).get("intervals") or {} for kind in KINDS}
+    listed = text.in_order(metric for kind in ("marginal", "point") for metric in scores[kind] if metric not in SETS)
+    for metric in listed[:10]:
         point, marginal = scores["point"].get(metric), scores["marginal"].get(metric)
-        note = "" if marginal is None else f"{POINT} {text.number(point)}"
-        found.append(Tile(text.short(metric), text.number(point if marginal is None else marginal), note))
+        large = "point" if marginal is None else "marginal"
+        notes = [text.interval(ends[large].get(metric))]
+        notes += [] if marginal is None else [f"{POINT} {text.with_interval(point, ends['point'].get(metric))}"]
+        found.append(Tile(text.short(metric), text.number(scores[large].get(metric)), "\n".join(filter(None, notes))))
     return found

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -61,6 +61,8 @@ _held: set[tuple[int, int]] = set()
 _holding = threading.Lock()
 Beliefs = dict[str, Belief]
 """The server's beliefs, by the names of their files."""
+Best = Callable[[int], int | None]
+"""The best round up to a round, by validation; None if there is none."""
 
 
 def beliefs_of(algorithm: Algorithm, server: Tree) -> Beliefs:
@@ -236,8 +238,10 @@ class RunDirectory:
                 f"{self.path} holds another run: {'; '.join(different[:3])}. Choose another directory, or its settings"
             )
 
-    def save(self, round: int, saved: Saved, beliefs: Beliefs, keep: int = CHECKPOINTS) -> None:
-        """Write a checkpoint after `round`, and keep the newest `keep`.
+    def save(
+        self, round: int, saved: Saved, beliefs: Beliefs, keep: int = CHECKPOINTS, best: Best = lambda round: None
+    ) -> None:
+        """Write a checkpoint after `round`. Keep the newest `keep`, and of each that of the `best` round until then.
 
         The metrics are flushed first, then the posterior is written, then the checkpoint. So a kill in between leaves a
         round that is run again, and a finished run always has its posterior."""
@@ -246,8 +250,15 @@ class RunDirectory:
         self.write_sheet()
         self.write_beliefs(beliefs, round)
         self.write_record(_checkpoint(round), saved, round)
-        for old in list(self._newest_first().values())[keep:]:
-            old.unlink()
+        kept = self.kept(keep, best)
+        for number, old in self._newest_first().items():
+            if number not in kept:
+                old.unlink()
+
+    def kept(self, keep: int, best: Best) -> set[int]:
+        """The rounds of the newest `keep` checkpoints, and the best ones until each."""
+        newest = list(self._newest_first())[:keep]
+        return {*newest, *(at for number in newest if (at := best(number)) is not None)}
 
     def write_beliefs(self, beliefs: Beliefs, round: int) -> None:
         """Write the beliefs after `round`."""
@@ -312,6 +323,17 @@ class RunDirectory:
         if not self._checkpoints.is_dir() or (self.path / "evaluation.json").exists():
             raise CheckpointError(f"the checkpoints of {self.path} are gone: run it anew in another directory")
         return None
+
+    def checkpoint(self, round: int) -> Saved:
+        """The checkpoint of a round."""
+        path = self.path / _checkpoint(round)
+        try:
+            found: Saved = unseal(read_file(path), run=self.id, file=_checkpoint(round))
+        except (RecordError, OSError) as error:
+            raise CheckpointError(
+                f"{path}, of the best round, cannot be read: {error}. Restore it from a backup, or run anew"
+            ) from error
+        return found
 
     def rounds(self) -> list[int]:
         """The rounds of the checkpoints that can be read, the first one first."""

@@ -13,6 +13,7 @@ from consilience.evaluation.scores import Evaluation
 from consilience.evaluation.weights import marginals
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings
+from consilience.runs.stopping import VALIDATION
 from consilience.tasks.statistics import needs_statistics
 
 AUDITED = 64  # clients whose states an audit looks at together
@@ -27,13 +28,19 @@ class Evaluator:
     run: Run
 
     def is_due(self, number: int) -> bool:
-        possible = self.run.test is not None or self.session.asks_clients
+        has_data = self.run.test is not None or self.settings.validation is not None
+        possible = has_data or self.session.asks_clients
         return possible and (number % self.settings.evaluate_every == 0 or number == self.settings.rounds)
 
     def __call__(self, number: int) -> dict[str, Any]:
         """The scores of round `number` for its line, if they are due, and the audit, if debugging."""
         found: dict[str, Any] = {}
-        scores = self._scores(number) if self.is_due(number) else None
+        scores = None
+        if self.is_due(number):
+            find_statistics(self.session, self.run)
+            if can_predict(self.run):
+                found |= self._validated()
+                scores = self._scores(number)
         if scores is not None:
             self.run.latest = scores
             found["eval"] = scores.point
@@ -43,23 +50,37 @@ class Evaluator:
             found["audit"] = self.run.algorithm.audit(self.run.server, self._all_states())
         return found
 
+    def _validated(self) -> dict[str, Any]:
+        """The scores of the mean weights on the validation data."""
+        data, settings = self.settings.validation, self.settings
+        if data is None:
+            return {}
+        found = self.run.evaluate(data, samples=0, batch_size=settings.eval_batch_size, metrics=settings.metrics)
+        return {VALIDATION: found.point}
+
     def _scores(self, number: int) -> Evaluation | None:
         run = self.run
-        find_statistics(self.session, run)
-        if not can_predict(run):
-            return None
         if number == self.settings.rounds:
             find_calibration(self.session, run, self.settings.calibration)
         if run.test is None:
-            return self.session.evaluate(run.algorithm, run.server, run.states, run.statistics, run.calibration)
-        outside = self.settings.outside if number == self.settings.rounds else None
-        return run.evaluate(run.test, outside=outside, batch_size=self.settings.eval_batch_size)
+            asked = self.session.asks_clients
+            given = (run.algorithm, run.server, run.states, run.statistics, run.calibration)
+            return self.session.evaluate(*given) if asked else None
+        return score_test(run, self.settings, number == self.settings.rounds)
 
     def _all_states(self) -> Iterator[Tree]:
         """All client states, in groups that fit on the device."""
         clients = torch.arange(len(self.session.federation))
         for group in chunks(clients, AUDITED):
             yield to(self.run.states.gather(clients[group]), self.run.task.device)
+
+
+def score_test(run: Run, settings: Settings, last: bool) -> Evaluation | None:
+    """The scores on the test data, if there are any; the last ones with intervals and out-of-distribution data."""
+    if run.test is None:
+        return None
+    more: dict[str, Any] = {"outside": settings.outside, "intervals": settings.intervals} if last else {}
+    return run.evaluate(run.test, batch_size=settings.eval_batch_size, **more)
 
 
 def find_statistics(session: Session, run: Run) -> None:

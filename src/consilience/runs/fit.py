@@ -15,11 +15,12 @@ from consilience.data import Dataset, Federation
 from consilience.data.augment import check_augmentable
 from consilience.engines import Engine, Simulator
 from consilience.evaluation.calibration import LEVEL, check_enough
+from consilience.evaluation.scores import check_metrics
 from consilience.evaluation.sets import check_score
 from consilience.evaluation.uncertainty import check_unlabelled
-from consilience.metrics import Metrics, as_metrics, directions
+from consilience.metrics import Metrics, as_metrics, check_level, directions
 from consilience.runs.directory import RunDirectory, Storage
-from consilience.runs.identity import describe, identity
+from consilience.runs.identity import checksum, describe, identity
 from consilience.runs.loop import Loop
 from consilience.runs.run import Callback, Run, check_unseen, federation_facts
 from consilience.runs.settings import Settings, Stage
@@ -47,6 +48,10 @@ def fit(
     eval_batch_size: Count | None = None,
     callbacks: Sequence[Callback] = (),
     metrics: Metrics = (),
+    intervals: float | None = None,
+    validation: float | Dataset | Federation | None = None,
+    patience: Count | None = None,
+    monitor: str | None = None,
     progress: bool = True,
     debug: bool = False,
 ) -> Run:
@@ -55,21 +60,31 @@ def fit(
     With `out`, a path or a `Storage`, the run is a directory: metrics.jsonl, checkpoints, evaluation.json. With
     `resume` it continues from its last checkpoint, to the result of an uninterrupted run. `evaluate_every` None
     evaluates ten times. `eval_batch_size` is the number of test examples that are predicted at once, by default at most
-    1000 with at most 64 MiB of inputs. `metrics` are scores of your own: functions of (prediction, y) by name, or a
-    list of `Metric`. `outside` is out-of-distribution data, used to score the final model's uncertainty. `calibration`
+    1000 with at most 64 MiB of inputs. `metrics` are further scores: functions of (prediction, y) by name, or a
+    list of `Metric` and of names such as "auprc". With `intervals`, a confidence level such as 0.95, the last scores
+    have intervals. `outside` is out-of-distribution data, used to score the final model's uncertainty. `calibration`
     are held-out examples that calibrate prediction sets of the final model (see `Run.sets`). After every round each of
-    `callbacks` is called with the `Run` so far and the round's line (see `Callback`). With `debug` the algorithm audits
-    its own state every round. A run in which no update was accepted ends with an error.
+    `callbacks` is called with the `Run` so far and the round's line (see `Callback`). If one fails, the round is saved
+    first. With `debug` the algorithm audits its own state every round. A run in which no update was accepted ends with
+    an error.
+
+    With `validation`, a share of every client's examples that is held out, or other data, every evaluation scores the
+    mean weights on them, and the run ends with the state after its `best_round` by the score `monitor` (by default nll,
+    if there is one). It stops after `patience` evaluations without a better score; None runs all rounds.
     """
     _check_types(locals())
+    federation, held_out = _hold_out(federation, validation, seed)
     task = balanced(task, federation)
     _check_data(task, federation, test, outside, cohort)
     _check_calibration(task, federation, calibration)
+    _check_validation(task, federation, held_out, patience, monitor)
+    check_level(intervals)
+    check_metrics(task, own := as_metrics(metrics))
     engine = engine or Simulator()
     settings = Settings(
         rounds, cohort or len(federation), seed, Storage.of(out), test, outside, evaluate_every or max(1, rounds // 10),
-        eval_batch_size, callbacks, progress, debug, as_metrics(metrics),
-        calibration,
+        eval_batch_size, callbacks, progress, debug, own, calibration,
+        held_out, patience, monitor, intervals,
     )  # fmt: skip
     stages = _stages(algorithm, task, federation, rounds, seed)
     facts = _facts(algorithm, stages, settings, engine.precision)
@@ -126,6 +141,28 @@ def _check_calibration(task: Task, federation: Federation, data: Dataset | Feder
     check_enough(data.examples if isinstance(data, Federation) else len(data), clients, LEVEL)
 
 
+def _hold_out(
+    federation: Federation, validation: float | Dataset | Federation | None, seed: int
+) -> tuple[Federation, Dataset | Federation | None]:
+    """(training examples, validation examples): the same share of every client's examples is held out."""
+    if validation is None or isinstance(validation, Dataset | Federation):
+        return federation, validation
+    return federation.split(validation, seed=seed)
+
+
+def _check_validation(
+    task: Task, federation: Federation, data: Dataset | Federation | None, patience: int | None, monitor: str | None
+) -> None:
+    if data is None:
+        if patience is not None or monitor is not None:
+            raise ConfigError("patience and monitor are about scores on validation data: pass validation= as well")
+        return
+    if not (data.examples if isinstance(data, Federation) else len(data)):
+        raise DataError("no client has a validation example: hold out a larger share by validation=")
+    check_unseen(federation, data, "validation")
+    task.check(data.data if isinstance(data, Federation) else data)
+
+
 def _stages(method: Method, task: Task, federation: Federation, rounds: int, seed: int) -> list[Stage]:
     stages = [
         Stage(
@@ -159,6 +196,12 @@ def _facts(method: Method, stages: list[Stage], settings: Settings, precision: s
     """The content of run.json before the first round."""
     task, federation = stages[0].task, stages[0].federation
     own = {"metrics": directions(settings.metrics)} if settings.metrics else {}
+    who = identity(method, task, federation, settings.cohort, settings.seed, precision)
+    if settings.validation is not None:
+        examples = settings.validation
+        size = examples.examples if isinstance(examples, Federation) else len(examples)
+        rule: dict[str, Any] = {"patience": settings.patience, "monitor": settings.monitor, "examples": size}
+        own["validation"], who["validation"] = rule, {**rule, "contents": checksum(examples)}
     return {
         "algorithm": describe(method),
         "method": method.name,
@@ -172,5 +215,5 @@ def _facts(method: Method, stages: list[Stage], settings: Settings, precision: s
         "plans": [None] * len(stages),
         "versions": {"consilience": __version__, "torch": str(torch.__version__)},
         **own,
-        "identity": identity(method, task, federation, settings.cohort, settings.seed, precision),
+        "identity": who,
     }

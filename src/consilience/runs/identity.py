@@ -56,6 +56,13 @@ def _contents(task: Task, data: Dataset) -> dict[str, int]:
     return {name: _crc(*tensors) for name, tensors in found.items() if tensors}
 
 
+def checksum(data: Dataset | Federation) -> int:
+    """The checksum of a data set's examples, or of those that clients hold."""
+    if isinstance(data, Dataset):
+        return _crc(*tensors(data.x), *tensors(data.y))
+    return _crc(data.order, data.offsets, *tensors(data.data.x), *tensors(data.data.y))
+
+
 def _forms(data: Dataset) -> dict[str, str]:
     """The structure of inputs and targets that are not one tensor: names, padding and masks."""
     parts = {"inputs": data.x, "targets": data.y}

@@ -15,12 +15,14 @@ from consilience.core.errors import CheckpointError, ConfigError, ConsilienceErr
 from consilience.core.records import Tree, pack, to, unpack
 from consilience.data.cohort import Info
 from consilience.engines import Opener, Plan, Ranks, Session, place_states
+from consilience.metrics import directions
 from consilience.runs.directory import CALIBRATION, STATISTICS, RunDirectory, Saved, beliefs_of
-from consilience.runs.evaluating import can_predict, final_evaluation, find_calibration, find_statistics
+from consilience.runs.evaluating import can_predict, final_evaluation, find_calibration, find_statistics, score_test
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import Plans, Start
+from consilience.runs.stopping import Stopping
 from consilience.tasks.statistics import needs_statistics
 
 log = logging.getLogger("consilience")
@@ -44,18 +46,23 @@ class Loop:
                 f"{settings.storage.path or 'the run'} is at round {done} already: rounds is only {settings.rounds}"
             )
         run: Run | None = None
+        best: Saved | None = None
         for number, stage in enumerate(stages):
             if done > stage.last:
                 continue
             with self._open(stage, done, plans[number]) as session:
                 run, info = self._enter(session, stage.algorithm, run, saved, start)
                 _must_suit(run)
-                if done < stage.last:
+                stopping = self._stopping(stages, number)
+                if done < stage.last and not (stopping and stopping.is_over(run.history)):
                     begun = time.perf_counter()
                     plans[number] = self._settle(session, run, done + 1)
                     self._note(run, plans)
                     setup = time.perf_counter() - begun
-                    Rounds(settings, session, run, self.ranks, self.directory, info, setup).go(done + 1, stage.last)
+                    rounds = Rounds(settings, session, run, self.ranks, self.directory, info, setup, stopping)
+                    best = rounds.go(done + 1, stage.last)
+                if stopping is not None:
+                    self._take_best(run, stopping, best)
                 if stage.last >= settings.rounds:
                     find_statistics(session, run)
                     find_calibration(session, run, settings.calibration)
@@ -66,6 +73,29 @@ class Loop:
         assert run is not None
         self.ranks.led(lambda: self._finish(run))
         return run
+
+    def _stopping(self, stages: list[Stage], number: int) -> Stopping | None:
+        """The rule by which validation chooses a round of the last stage; None for others, or without validation."""
+        settings = self.settings
+        if settings.validation is None or stages[number].last < settings.rounds:
+            return None
+        since = stages[number - 1].last if number else 0
+        return Stopping(settings.monitor, settings.patience, since, directions(settings.metrics))
+
+    def _take_best(self, run: Run, stopping: Stopping, kept: Saved | None) -> None:
+        """Return to the state after the best round."""
+        run.best_round = stopping.best(run.history)
+        if run.best_round is None:
+            log.warning("no round has a finite score on the validation data: the run ends with its last round")
+            return
+        if run.best_round == run.history[-1]["round"]:
+            return
+        place = self.settings.storage.directory
+        saved = kept if place is None else RunDirectory(place).checkpoint(run.best_round)
+        assert saved is not None
+        run.server = to(saved.server, run.task.device)
+        run.states.restore(saved.states)
+        run.latest = run.statistics = run.calibration = None
 
     def _open(self, stage: Stage, done: int, plan: dict[str, Any] | None) -> Session:
         return self.engine.open(
@@ -139,18 +169,18 @@ class Loop:
             self.directory.write_facts({**self.facts, "engine": f"{self.ranks}: {run.plan}", "plans": plans})
 
     def _finish(self, run: Run) -> None:
+        if run.latest is None and can_predict(run):
+            run.latest = score_test(run, self.settings, last=True)
         if self.directory is None:
             return
-        rounds = self.settings.rounds
+        rounds = run.history[-1]["round"]
         self.directory.write_sheet()  # also of a run that had nothing left to do
-        if not self.directory.has_posterior(rounds):
+        if run.best_round is not None or not self.directory.has_posterior(rounds):
             self.directory.write_beliefs(beliefs_of(run.algorithm, run.server), rounds)
         if run.statistics is not None:
             self.directory.write_record(STATISTICS, to(run.statistics, "cpu"), rounds)
         if run.calibration is not None:
             self.directory.write_record(CALIBRATION, to(run.calibration, "cpu"), rounds)
-        if run.latest is None and run.test is not None and can_predict(run):
-            run.latest = run.evaluate(run.test, outside=self.settings.outside)
         if (found := final_evaluation(run)) is not None:
             self.directory.write_evaluation(found)
 

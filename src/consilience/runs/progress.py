@@ -1,35 +1,74 @@
-"""Progress on a terminal: of one run, with loss, score and speed; and of several runs."""
+"""Progress on a terminal or in a notebook: of one run, with loss, score and speed; and of several runs."""
 
 from __future__ import annotations
 
 import time
 from contextvars import ContextVar, Token
+from io import StringIO
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-PAUSE = 0.1  # seconds between two drawings of several runs
+PAUSE = 0.1  # seconds between two drawings of several runs, or in a notebook
+WIDTH = 110  # characters of a bar in a notebook
+PRE = '<pre style="white-space: pre; line-height: normal; font-family: monospace">{code}</pre>'
+
+
+class _Notebook(Progress):
+    """Bars in the output of a notebook's cell, as HTML that is drawn anew."""
+
+    _cell: Any = None  # the handle of the output
+
+    def start(self) -> None:
+        from IPython.display import HTML, display
+
+        self._html = HTML
+        self._cell = display(HTML(self._drawn()), display_id=True)
+
+    def stop(self) -> None:
+        self.refresh()
+        self._cell = None
+
+    def refresh(self) -> None:
+        if self._cell is not None:
+            self._cell.update(self._html(self._drawn()))
+
+    def _drawn(self) -> str:
+        page = Console(record=True, file=StringIO(), force_jupyter=False, width=WIDTH)
+        page.print(self.get_renderable())
+        return page.export_html(inline_styles=True, code_format=PRE)
 
 
 def _display(shown: bool, **options: Any) -> Progress:
     console = Console(stderr=True)
-    return Progress(
+    if console.is_jupyter and shown:
+        return _Notebook(*_columns(), **options | {"auto_refresh": False})
+    return Progress(*_columns(), console=console, disable=not (shown and console.is_terminal), **options)
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    return (
         TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[facts]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=console,
-        disable=not (shown and console.is_terminal),
-        **options,
     )
 
 
 class Runs:
     """A bar for several runs on stderr, above the rounds of the present one, which a `Bar` adds. Silent without a
-    terminal.
+    terminal or a notebook.
 
     It draws only when it is updated. A thread that draws could hold a lock when the simulator forks its workers, and
     the lock would never be free in them.
@@ -67,14 +106,14 @@ class Runs:
 
 
 class Bar:
-    """A bar for a run's rounds on stderr, as a part of `Runs` if one is open. Silent without a terminal, or if not
-    `shown`."""
+    """A bar for a run's rounds on stderr, as a part of `Runs` if one is open. Silent without a terminal or a
+    notebook, or if not `shown`."""
 
     def __init__(self, title: str, rounds: int, shown: bool, done: int = 0) -> None:
         self._runs = Runs._present.get()
         self._bar = _display(shown) if self._runs is None else self._runs.display
         self._task = self._bar.add_task(title, total=rounds, completed=done, visible=shown, facts="")
-        self._score = ""
+        self._score, self._drawn = "", 0.0
 
     def __enter__(self) -> Bar:
         if self._runs is None:
@@ -98,3 +137,6 @@ class Bar:
         )
         if self._runs is not None:
             self._runs.draw()
+        elif isinstance(self._bar, _Notebook) and time.monotonic() - self._drawn > PAUSE:
+            self._bar.refresh()
+            self._drawn = time.monotonic()

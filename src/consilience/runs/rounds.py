@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from consilience.core import Tree, guards, keys, leaves, tree_map
+from consilience.core.errors import CallbackError
 from consilience.data.cohort import Info
 from consilience.engines import Ranks, Session, Share
-from consilience.runs.directory import RunDirectory, Saved, beliefs_of
+from consilience.runs.directory import Best, RunDirectory, Saved, beliefs_of
 from consilience.runs.evaluating import Evaluator
 from consilience.runs.interrupts import Interrupted, stop_requests
 from consilience.runs.progress import Bar
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings
+from consilience.runs.stopping import Stopping
 
 rejections = logging.getLogger("consilience.rejections")
 
@@ -43,33 +45,73 @@ class Rounds:
     directory: RunDirectory | None
     info: Info | None
     setup: float
+    stopping: Stopping | None = None
 
-    def go(self, first: int, last: int) -> None:
-        """The rounds `first` to `last`, each with its metrics, callbacks and, when due, checkpoint."""
-        settings, ranks = self.settings, self.ranks
+    def go(self, first: int, last: int) -> Saved | None:
+        """The rounds `first` to `last`, each with its metrics, callbacks and, when due, checkpoint; fewer if validation
+        stops them. Returns the state after the best round, if it is in no checkpoint."""
+        settings, ranks, best = self.settings, self.ranks, None
         with (
-            CheckpointWriter(self.directory, settings.storage.keep_checkpoints) as writer,
+            CheckpointWriter(self.directory, settings.storage.keep_checkpoints, self._best) as writer,
             stop_requests(self.session.stops_softly) as stop,
             Bar(self.run.algorithm.name, settings.rounds, settings.progress and ranks.leads, first - 1) as bar,
         ):
             for number in range(first, last + 1):
                 line = self._round(number, self.setup if number == first else 0.0)
                 bar.update(line)
-                if settings.callbacks:
-                    ranks.led(partial(self._call_back, line))
-                stopping = ranks.any(stop.is_set()) and number < settings.rounds
-                if number % settings.storage.checkpoint_every == 0 or number == last or stopping:
+                failed = self._called_back(line)
+                over = self.stopping is not None and self.stopping.is_over(self.run.history)
+                improved = self._best(number) == number
+                if improved and settings.storage.path is None:
+                    best = snapshot(self.run, self.info)
+                stopping = ranks.any(stop.is_set()) and number < settings.rounds and not over
+                ends = number == last or over or stopping or failed is not None
+                if number % settings.storage.checkpoint_every == 0 or improved or ends:
                     ranks.led(partial(writer.save, number, self.run, self.info))
-                if stopping or number == last or not self.session.saves_aside:
+                if ends or not self.session.saves_aside:
                     ranks.led(writer.wait)
+                if failed is not None:
+                    raise failed
+                if over:
+                    break
                 if stopping:
                     kept = settings.storage.path is not None
                     where = "resume it" if kept else "it was not kept, as no directory was given"
                     raise Interrupted(f"stopped after round {number} of {settings.rounds}; {where}")
 
+        return best
+
+    def _best(self, number: int) -> int | None:
+        """The best round up to this one, by validation."""
+        return None if self.stopping is None else self.stopping.best(self.run.history, number)
+
+    def _called_back(self, line: dict[str, Any]) -> CallbackError | None:
+        """Call the callbacks; the error of one that failed, in all ranks, so that the round can be saved first."""
+        raised: list[CallbackError] = []
+
+        def call() -> str | None:
+            try:
+                self._call_back(line)
+            except CallbackError as error:
+                raised.append(error)
+                return str(error)
+            return None
+
+        told = self.ranks.led(call) if self.settings.callbacks else None
+        return None if told is None else raised[0] if raised else CallbackError(told)
+
     def _call_back(self, line: dict[str, Any]) -> None:
+        kept = self.settings.storage.path is not None
         for callback in self.settings.callbacks:
-            callback(self.run, line)
+            try:
+                callback(self.run, line)
+            except Exception as error:
+                name = getattr(callback, "__name__", type(callback).__name__)
+                then = "resume the run" if kept else "run again with out=, which keeps the rounds before an error"
+                raise CallbackError(
+                    f"the callback {name} failed after round {line['round']} with {type(error).__name__}: {error}; "
+                    f"correct it and {then}"
+                ) from error
 
     def _round(self, number: int, setup: float) -> dict[str, Any]:
         start, run = time.perf_counter(), self.run
@@ -109,9 +151,13 @@ class CheckpointWriter:
     """Writes one checkpoint at a time in its own thread, and keeps the newest `keep`. Without a directory it writes
     nothing."""
 
-    def __init__(self, directory: RunDirectory | None, keep: int) -> None:
-        self._directory, self._keep, self._thread = directory, keep, ThreadPoolExecutor(1)
-        self._writing: tuple[Future[None], Run, Tree] | None = None
+    def __init__(self, directory: RunDirectory | None, keep: int, best: Best) -> None:
+        self._directory, self._keep, self._best, self._thread = directory, keep, best, ThreadPoolExecutor(1)
+        self._writing: tuple[Future[None], Run, int, Tree] | None = None
+        self._spared = {} if directory is None else {
+            number: directory.checkpoint(number).states for number in directory.kept(keep, best)
+            if number == best(number)
+        }  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -124,16 +170,25 @@ class CheckpointWriter:
         if self._directory is None:
             return
         self.wait()
-        states, server = run.states.snapshot(), tree_map(torch.clone, run.server)
-        saved, beliefs = Saved(server, states, info), beliefs_of(run.algorithm, server)
-        self._writing = self._thread.submit(self._directory.save, number, saved, beliefs, self._keep), run, states
+        saved = snapshot(run, info)
+        given = (number, saved, beliefs_of(run.algorithm, saved.server), self._keep, self._best)
+        self._writing = self._thread.submit(self._directory.save, *given), run, number, saved.states
 
     def wait(self) -> None:
         """Wait for the checkpoint; then drop the states that only older ones needed."""
-        if self._writing is not None:
-            (done, run, states), self._writing = self._writing, None
+        if self._writing is not None and self._directory is not None:
+            (done, run, number, states), self._writing = self._writing, None
             done.result()
-            run.states.forget(states)
+            if self._best(number) == number:
+                self._spared[number] = states
+            kept = self._directory.kept(self._keep, self._best)
+            self._spared = {at: spared for at, spared in self._spared.items() if at in kept}
+            run.states.forget(states, [*self._spared.values()])
+
+
+def snapshot(run: Run, info: Info | None) -> Saved:
+    """The server and all client states as they are now."""
+    return Saved(tree_map(torch.clone, run.server), run.states.snapshot(), info)
 
 
 def metrics_line(number: int, share: Share, bytes_down: int, seconds: float, run: Run) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from consilience.evaluation import (
     prediction_sets,
     uncertainty,
 )
+from consilience.evaluation.baseline import with_majority
 from consilience.evaluation.calibration import LEVEL
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
 from consilience.evaluation.samples import generate
@@ -72,12 +73,15 @@ class Run:
     metrics: tuple[Metric, ...] = ()
     calibration: Calibration | None = None
     """The calibration of prediction sets for the final belief."""
+    best_round: int | None = None
+    """The round whose state this is, if validation data chose it."""
 
     def __repr__(self) -> str:
-        return summary(self.algorithm.name, self.federation.data.name, self.history, self.out)
+        return summary(self.algorithm.name, self.federation.data.name, self.history, self.out, self.best_round)
 
     def _repr_html_(self) -> str:
-        return summary_table(self.algorithm.name, repr(self.federation), repr(self.task), self.history, self.out)
+        about = (self.algorithm.name, repr(self.federation), repr(self.task))
+        return summary_table(*about, self.history, self.out, self.best_round)
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -191,6 +195,7 @@ class Run:
             out=None,
             latest=None,
             calibration=None,
+            best_round=None,
         )
 
     def label_shift(self, x: Inputs, *, client: int | str | None = None, samples: int = SAMPLES) -> LabelShift:
@@ -285,6 +290,7 @@ class Run:
         batch_size: int | None = None,
         metrics: Metrics | None = None,
         coverage: float = LEVEL,
+        intervals: float | None = None,
     ) -> Evaluation:
         """Scores on test data, of the mean weights and averaged over `samples` draws of the posterior. The data are a
         Federation, a Dataset, anything that `Dataset.of` reads, such as a pair (x, y), or a table as in `predict`.
@@ -292,22 +298,25 @@ class Run:
         For a Federation, every client that has learned predicts with its own belief. Clients are matched by name or,
         where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
         to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
-        only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are own scores, by default
-        those of `fit`. If the run is calibrated, prediction sets of this `coverage` are scored too."""
+        only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are further scores, by
+        default those of `fit`. If the run is calibrated, prediction sets of this `coverage` are scored too. With
+        `intervals`, a confidence level such as 0.95, scores have intervals, overall and for each client."""
         outside = None if outside is None else self._examples(outside)
         own = self.metrics if metrics is None else as_metrics(metrics)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": own}
-        how |= {"calibration": self.calibration, "coverage": coverage}
+        how |= {"calibration": self.calibration, "coverage": coverage, "intervals": intervals}
         if isinstance(test, Federation):
-            return evaluate(self.network, self._own(test), test, **how)
+            found = evaluate(self.network, self._own(test), test, **how)
+            return with_majority(found, self.task, self.federation, test, self._known(test))
         test = self._examples(test)
         if not self.algorithm.alone:
-            return evaluate(self.network, self.newcomer(), test, **how)
+            found = evaluate(self.network, self.newcomer(), test, **how)
+            return with_majority(found, self.task, self.federation, test, {})
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
         dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
         how["calibration"] = None if self.calibration is None else self.calibration.shared
         found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, **how)
-        return replace(found, clients=[])
+        return with_majority(replace(found, clients=[]), self.task, self.federation, test, {})
 
     def _examples(self, source: Source) -> Dataset:
         """A data set of new rows; tables are prepared as the clients' were."""
@@ -315,14 +324,17 @@ class Run:
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:
         """The belief of every client of a test federation."""
+        known = self._known(test)
+        return lambda client: self.personal(known[client]) if client in known else self.newcomer()
+
+    def _known(self, test: Federation) -> dict[int, int]:
+        """The clients of a test federation that have learned, with their numbers."""
         named = self.federation.names is not None and (test.names is not None or len(test) != len(self.federation))
         if named:
             learned = {name: client for client, name in enumerate(self.federation.names or ())}
             names = map(test.name, range(len(test)))
-            known = {client: learned[name] for client, name in enumerate(names) if name in learned}
-        else:
-            known = {client: client for client in range(len(test)) if len(test) == len(self.federation)}
-        return lambda client: self.personal(known[client]) if client in known else self.newcomer()
+            return {client: learned[name] for client, name in enumerate(names) if name in learned}
+        return {client: client for client in range(len(test)) if len(test) == len(self.federation)}
 
     def uncertainty(self, data: Source, *, samples: int = SAMPLES, batch_size: int | None = None) -> Uncertainty:
         """The uncertainty about every example of a new client, split into its causes. `batch_size` is as in
@@ -338,15 +350,15 @@ class Run:
         return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
 
 
-def check_unseen(federation: Federation, held_out: Dataset | Federation) -> None:
-    """Refuse calibration examples that are training examples too."""
+def check_unseen(federation: Federation, held_out: Dataset | Federation, what: str = "calibration") -> None:
+    """Refuse calibration or validation examples that are training examples too."""
     data = held_out.data if isinstance(held_out, Federation) else held_out
     ours, theirs = (tensors(part.x)[0].data_ptr() for part in (federation.data, data))
     rows = held_out.order if isinstance(held_out, Federation) else torch.arange(len(data))
     if len(rows) and ours == theirs and bool(torch.isin(rows.cpu(), federation.order.cpu()).any()):
         raise DataError(
-            "the calibration examples are training examples too, so the sets would be too small: hold some out by "
-            "Federation.split"
+            f"the {what} examples are training examples too, so the model would look better on them than it is: hold "
+            "some out by Federation.split"
         )
 
 

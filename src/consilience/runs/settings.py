@@ -28,6 +28,10 @@ class Settings:
     debug: bool
     metrics: tuple[Metric, ...] = ()
     calibration: Dataset | Federation | None = None
+    validation: Dataset | Federation | None = None
+    patience: int | None = None
+    monitor: str | None = None
+    intervals: float | None = None
 
 
 @dataclass(frozen=True)

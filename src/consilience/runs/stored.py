@@ -28,6 +28,7 @@ from consilience.metrics import Directions, Metrics, Reliability
 from consilience.runs.directory import CALIBRATION, NEWCOMER, POSTERIOR, STATISTICS, RunDirectory
 from consilience.runs.reading import read, read_json, read_lines, read_posterior
 from consilience.runs.rows import flat, frame
+from consilience.runs.stopping import VALIDATION, Stopping
 from consilience.tasks.statistics import needs_statistics, with_sums
 from consilience.tasks.task import Task
 
@@ -83,6 +84,15 @@ class RunFiles:
         found = self.part("algorithm")
         return found if found.get("name") == "Switch" and found["at"] < self.config["rounds"] else {}
 
+    @property
+    def best_round(self) -> int | None:
+        """The round whose state the run ends with, if validation data chose it."""
+        rule = self.part("validation")
+        if not rule:
+            return None
+        since = self.switch["at"] if self.switch else 0
+        return Stopping(rule["monitor"], rule["patience"], since, self.directions).best(self.rounds)
+
     def curve(self, metric: str, kind: str = "point") -> tuple[list[int], list[float]]:
         """(rounds, values) of a metric: of the round itself, such as the training loss, or of an evaluation of the mean
         weights or of the posterior average."""
@@ -93,7 +103,7 @@ class RunFiles:
 
     def curve_names(self) -> list[str]:
         """Every metric that has a curve."""
-        scores = [line.get(key) or {} for line in self.rounds for key in ("eval", "marginal")]
+        scores = [line.get(key) or {} for line in self.rounds for key in ("eval", "marginal", VALIDATION)]
         losses = ["loss"] if any("loss" in line for line in self.rounds) else []
         return text.in_order([*losses, *(metric for values in scores for metric in values)])
 
@@ -131,14 +141,14 @@ class StoredRun:
     evaluation: Evaluation | None
 
     def __repr__(self) -> str:
-        return summary(self.files().method, self._data("data"), self.history, self.directory)
+        return summary(self.files().method, self._data("data"), self.history, self.directory, self.files().best_round)
 
     def _repr_html_(self) -> str:
         task = self.config.get("task") or {}
         who = [plural(self._data("clients", 0), "client"), self._data("how")]
         data = f"{self._data('data')}: {', '.join(filter(None, who))}"
         what = f"{task.get('kind', '')}, {plural(task.get('parameters') or 0, 'parameter')}"
-        return summary_table(self.files().method, data, what, self.history, self.directory)
+        return summary_table(self.files().method, data, what, self.history, self.directory, self.files().best_round)
 
     @property
     def posterior(self) -> Belief:
@@ -206,12 +216,14 @@ class StoredRun:
         outside: Source | None = None,
         batch_size: int | None = None,
         metrics: Metrics = (),
+        intervals: float | None = None,
     ) -> Evaluation:
         """Scores on test data, as by `Run.evaluate`, with the module of `task`, of the belief about a new client."""
         belief, preparation = self.newcomer, self.preparation
         test = test if isinstance(test, Federation) else examples(test, preparation)
         outside = None if outside is None else examples(outside, preparation)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": metrics}
+        how["intervals"] = intervals
         return evaluate(self._prepared(task, belief), belief, test, **how)
 
     def _prepared(self, task: Task, belief: Belief) -> Task:
@@ -281,4 +293,8 @@ def _evaluation(found: dict[str, Any]) -> Evaluation | None:
         marginal.get("reliability"),
         outside=found.get("outside"),
         belief=found.get("belief") or "",
+        intervals=point.get("intervals") or {},
+        marginal_intervals=marginal.get("intervals") or {},
+        level=found.get("level"),
+        majority=found.get("majority"),
     )

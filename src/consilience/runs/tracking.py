@@ -1,5 +1,6 @@
-"""Callbacks that write every round to a CSV file or to TensorBoard."""
+"""Callbacks that write every round to a CSV file, to TensorBoard, to Weights & Biases or to MLflow."""
 
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,10 +9,11 @@ from typing import Any
 
 from consilience.core.errors import ConfigError
 from consilience.core.files import write_atomically
+from consilience.runs.directory import RunDirectory
 from consilience.runs.rows import Sheet
 from consilience.runs.run import Run
 
-__all__ = ["CSV", "TensorBoard"]
+__all__ = ["CSV", "MLflow", "TensorBoard", "WandB"]
 
 
 @contextmanager
@@ -84,6 +86,69 @@ class TensorBoard(_Follower):
             for name, value in _scalars(line).items():
                 self._writer.add_scalar(name, value, line["round"])
             self._writer.flush()
+
+
+class WandB(_Follower):
+    """A callback that logs every number of a round to Weights & Biases, with the names of `TensorBoard`. `options` are
+    those of `wandb.init`: project, entity, dir, mode="offline", … A resumed run goes on in the same run there."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError("Weights & Biases is not installed: pip install 'consilience[wandb]'") from error
+        self._open, self._options = wandb.init, options
+
+    def __call__(self, run: Run, line: dict[str, Any]) -> None:
+        if self._is_new(run):
+            config = run.files(evaluated=False).config
+            kept = {"id": _number(run), "resume": "allow"} if run.out is not None else {}
+            self._run = self._open(**{"name": run.algorithm.name, "config": config, **kept, **self._options})
+            weakref.finalize(self, self._run.finish)
+        self._run.log(_scalars(line), step=line["round"], commit=True)
+
+
+class MLflow(_Follower):
+    """A callback that logs every number of a round to MLflow, with the names of `TensorBoard`. `tracking_uri` is a
+    server, or a place such as "sqlite:///mlflow.db"; by default MLflow's own. A resumed run goes on in the same run
+    there."""
+
+    def __init__(self, tracking_uri: str | None = None, *, experiment: str = "consilience") -> None:
+        super().__init__()
+        try:
+            from mlflow import MlflowClient, entities
+        except ImportError as error:
+            raise ConfigError("MLflow is not installed: pip install 'consilience[mlflow]'") from error
+        self._client, self._metric, self._name = MlflowClient(tracking_uri), entities.Metric, experiment
+
+    def __call__(self, run: Run, line: dict[str, Any]) -> None:
+        if self._is_new(run):
+            self._run = self._find(run)
+        now, at = int(time.time() * 1000), line["round"]
+        metrics = [self._metric(name, float(value), now, at) for name, value in _scalars(line).items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def _find(self, run: Run) -> str:
+        """The id of the run there, which is made if it is new."""
+        found = self._client.get_experiment_by_name(self._name)
+        experiment = self._client.create_experiment(self._name) if found is None else found.experiment_id
+        tags = {"consilience.run": _number(run)} if run.out is not None else {}
+        if tags:
+            same = self._client.search_runs([experiment], f"tags.`consilience.run` = '{tags['consilience.run']}'")
+            if same:
+                return str(same[0].info.run_id)
+        made = self._client.create_run(experiment, run_name=run.algorithm.name, tags=tags).info.run_id
+        for key, value in run.files(evaluated=False).config.items():
+            if isinstance(value, str | int | float):
+                self._client.log_param(made, key, value)
+        return str(made)
+
+
+def _number(run: Run) -> str:
+    """The id of a stored run."""
+    assert run.out is not None
+    return RunDirectory(run.out).id
 
 
 def _scalars(line: Mapping[str, Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import time
 import types
 import zlib
@@ -10,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from consilience.algorithms import Algorithm, LocalOnly, Pooled
 from consilience.algorithms.switch import Method, Switch
 from consilience.core.errors import CheckpointError, ConfigError
 from consilience.metrics import as_metrics, directions
@@ -22,6 +24,8 @@ from consilience.studies.scores import Scores
 from consilience.studies.setting import Setting
 from consilience.studies.tune import must_simulate
 from consilience.studies.tune import tune as tune_methods
+
+log = logging.getLogger("consilience")
 
 
 def compare(
@@ -49,6 +53,9 @@ def compare(
     scores to each run's; `paper` holds published figures by (method, metric). Methods that switch from the same first
     method at the same round share that warm start: with `out` it is run once a seed.
 
+    With `validation` every method, Pooled too, stops by the same validation examples. With `intervals` and LocalOnly
+    among the methods, `at_clients` has each method's differences to it at every client.
+
     With `tune`, every method first has that many trials with other settings, on the first seed's training data (see
     `tune`, also for `select`), and the best settings are used for all seeds. With `target`, the table has the first
     round whose accuracy is at least `target`, and no entry for a run that never reached it."""
@@ -56,6 +63,9 @@ def compare(
     must_simulate(options)
     if select is not None and tune is None:
         raise ConfigError("select is the score to tune by: pass tune= as well, or leave it out")
+    bounded = tune is not None or options.get("validation") is not None
+    if (pooled := _label_of(Pooled, methods)) is not None and not bounded:
+        log.warning("%s bounds the other methods only if it is tuned or stops early: pass tune= or validation=", pooled)
     storage = Storage.of(out)
     if storage.directory is not None:
         _must_be_free(storage.directory, resume)
@@ -84,6 +94,8 @@ def compare(
                 result.runs.append({"method": method, "seed": seed, "directory": str(where)})
     result.rows, result.per_client = found.rows(), found.per_client()
     result.scores, result.paired = found.listed(numbers), found.paired(list(methods), result.directions)
+    alone = _label_of(LocalOnly, methods)
+    result.at_clients = found.at_clients(alone, options.get("intervals"), result.directions)
     result.seconds = time.perf_counter() - start
     if storage.directory is not None:
         result.save(storage.directory)
@@ -103,8 +115,9 @@ def _run(
 
 
 def _warm_start(method: Method, at: Setting, out: Storage, *, rounds: int, seed: int, **same: Any) -> Path | None:
-    """The directory of a run of a switch's first method, run now if it is not there yet; None for other methods."""
-    if not isinstance(method, Switch) or rounds <= method.at:
+    """The directory of a run of a switch's first method, run now if it is not there yet; None for other methods, and
+    with validation, which would choose a round of the first method."""
+    if not isinstance(method, Switch) or rounds <= method.at or same.get("validation") is not None:
         return None
     first = zlib.crc32(json.dumps(describe(method.first)).encode())
     own = out.below("warm starts", f"{method.first.name}-{method.at}-{first:08x}", f"seed-{seed}")
@@ -121,6 +134,11 @@ def _must_be_free(out: Path, resume: bool) -> None:
         raise CheckpointError(f"{out} holds a run: choose another directory for the comparison")
     if not resume and (out / "comparison.json").exists():
         raise CheckpointError(f"{out} holds a comparison already: resume it, or choose another directory")
+
+
+def _label_of(kind: type[Algorithm], methods: Mapping[str, Method]) -> str | None:
+    """The label of the first method of a kind."""
+    return next((label for label, method in methods.items() if isinstance(method, kind)), None)
 
 
 def _numbers(seeds: int | Sequence[int]) -> list[int]:

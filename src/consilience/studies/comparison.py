@@ -43,8 +43,8 @@ class Row:
 class Comparison:
     """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `finding` says in words what
     was found. `over` names the unit of a row's n. `scores` has every seed's, `paired` the differences of methods to the
-    first one, `tuning` the trials of their settings, `directions` those of own metrics (+1 if more is better), `out`
-    the directory."""
+    first one, `at_clients` those to LocalOnly at each client, `tuning` the trials of their settings, `directions` those
+    of own metrics (+1 if more is better), `out` the directory."""
 
     title: str
     text: str = ""
@@ -58,6 +58,7 @@ class Comparison:
     over: str = "seeds"
     scores: list[dict[str, Any]] = field(default_factory=list)
     paired: list[dict[str, Any]] = field(default_factory=list)
+    at_clients: list[dict[str, Any]] = field(default_factory=list)
     tuning: list[dict[str, Any]] = field(default_factory=list)
     directions: dict[str, int] = field(default_factory=dict)
     out: Path | None = field(default=None, init=False)

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from consilience.core.errors import ConfigError
+from consilience.evaluation.intervals import paired_difference
 from consilience.metrics import MARGINAL, NO_OWN, Directions, direction, directions, rounds_to, spread
 from consilience.runs.run import Run
 from consilience.studies.comparison import Row
@@ -26,6 +29,8 @@ class Scores:
     paper: Mapping[tuple[str, str], float]
     by_metric: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     by_client: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+    replicates: dict[tuple[str, str, str], list[Tensor]] = field(default_factory=dict)
+    """Scores of bootstrap samples of each seed's test examples, by (method, client, metric)."""
 
     def add(self, run: Run, method: str, seed: int, measured: Mapping[str, float], target: float | None) -> None:
         """Add a run's scores and costs; `measured` has precedence over costs."""
@@ -40,6 +45,9 @@ class Scores:
         for client in evaluation.clients:
             for metric, value in client["metrics"].items():
                 self.by_client.setdefault((method, client["name"], metric), []).append(value)
+        for name, scores in evaluation.replicates.items():
+            for metric, values in scores.items():
+                self.replicates.setdefault((method, name, metric), []).append(values)
 
     def rows(self) -> list[Row]:
         """Means over seeds."""
@@ -72,6 +80,23 @@ class Scores:
             pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
             if method != methods[0] and direction(metric, own) and pairs:
                 entries.append({"method": method, "versus": methods[0], "metric": metric, **paired_test(pairs)})
+        return entries
+
+    def at_clients(self, versus: str | None, level: float | None, own: Directions = NO_OWN) -> list[dict[str, Any]]:
+        """The difference of every method to the method `versus` at each client, for every metric with a direction, with
+        an interval from the same bootstrap samples of test examples for both."""
+        entries = []
+        for (method, client, metric), values in self.replicates.items():
+            key = str(versus), client, metric
+            if method == versus or level is None or key not in self.replicates or not direction(metric, own):
+                continue
+            pairs = zip(self.by_client[method, client, metric], self.by_client[key], strict=True)
+            differences = [a - b for a, b in pairs]
+            ends = paired_difference([*zip(values, self.replicates[key], strict=True)], level)
+            if all(map(math.isfinite, differences)):
+                low, high = ends or (None, None)
+                entry = {"method": method, "versus": versus, "client": client, "metric": metric}
+                entries.append({**entry, "difference": statistics.fmean(differences), "low": low, "high": high})
         return entries
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from consilience.algorithms.switch import Method
-from consilience.core.errors import ClientError, ConfigError, ConsilienceError, DataError, nearest
+from consilience.core.errors import CallbackError, ClientError, ConfigError, ConsilienceError, DataError
 from consilience.core.files import write_atomically
 from consilience.data import Dataset, Federation
 from consilience.engines import Distributed
-from consilience.metrics import Directions, as_metrics, direction, directions
+from consilience.metrics import as_metrics, choose_score, direction, directions
 from consilience.runs import Run, fit
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.identity import describe
@@ -68,7 +68,7 @@ def tune(
     planned = {label: candidates(label, method, trials, seed) for label, method in methods.items()}
     versions = {label: [with_settings(methods[label], drawn) for drawn in found] for label, found in planned.items()}
     train, valid = _validation(setting, seed)
-    same: dict[str, Any] = {name: value for name, value in options.items() if name != "outside"}
+    same: dict[str, Any] = {name: value for name, value in options.items() if name not in ("outside", "intervals")}
     same |= {"test": valid, "seed": seed, "rounds": rounds, "evaluate_every": rounds}
     tuned, ways = Tuned({}, []), directions(as_metrics(options.get("metrics", ())))
     for label, found in planned.items():
@@ -81,7 +81,7 @@ def tune(
             own = Storage.of(out).below("tuning", label, f"trial-{k}")
             scored = _trial(version, setting, train, own, resume, f"{label}, trial {k}", **same)
             if scored is not None:
-                select = _metric(scored, select, ways)
+                select = choose_score(scored, select, "select", ways)
             scores.append(None if scored is None or select is None else _finite(scored[select]))
         best = _best(scores, direction(select or "", ways))
         if scores[best] is None:
@@ -123,15 +123,16 @@ def _trial(
         with _quiet():
             run = fit(method, setting.task, train, out=out, resume=resume, callbacks=callbacks, **options)
         _must_accept(run, run.history[-1])  # a finished run has no callbacks
-    except (_Diverged, ClientError, ArithmeticError, ValueError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+    except (_Diverged, CallbackError, ClientError, ArithmeticError, ValueError, RuntimeError) as raised:
+        error = raised.__cause__ if isinstance(raised, CallbackError) else raised
+        if isinstance(error, torch.OutOfMemoryError) or (error is not raised and not isinstance(error, _Diverged)):
             raise
         log.log(logging.INFO if isinstance(error, _Diverged) else logging.WARNING, "%s diverged: %s", name, error)
         if where is not None and where.exists():
             write_atomically(where / DIVERGED, f"{error}\n")
         return None
-    scores: dict[str, float] = run.history[-1]["eval"]
-    return scores
+    found = run.evaluation
+    return None if found is None else found.point
 
 
 def _same(where: Path, method: Method) -> bool:
@@ -153,20 +154,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         rejections.disabled = before
-
-
-# Of generators' scores, those that a collapsed generator cannot win.
-PREFERRED = ("nll", "fid", "classifier_distance", "modes", "recall")
-
-
-def _metric(scores: Mapping[str, float], select: str | None, own: Directions) -> str:
-    """The score that selects. A given one must exist and have a direction."""
-    usable = [metric for metric in scores if direction(metric, own)]
-    if select is None and usable:
-        return next((metric for metric in PREFERRED if metric in usable), usable[0])
-    if select not in usable:
-        raise ConfigError(f"select: {select!r} is no score to tune by; {nearest(select or '', usable)}")
-    return select
 
 
 def _finite(score: float) -> float | None:

@@ -188,3 +188,10 @@ def test_a_config_names_the_data_set_of_another_kind(tmp_path: Path) -> None:
     assert own.as_table()["run"]["outside"] == f"{tmp_path.resolve()}/own.py:load"
     with pytest.raises(ConfigError, match=r"run\.outside: .*digits"):
         read_config(config, ["run.outside=digit"]).outside()
+
+
+def test_scores_and_early_stopping_are_keys_of_the_run(config: Any) -> None:
+    keys = {"metrics": ["auprc", "f1"], "intervals": 0.9, "validation": 0.2, "patience": 3, "monitor": "nll"}
+    scoring = config(run={"rounds": 1, **keys}).config.run.scoring
+    assert {name: scoring[name] for name in keys} == keys
+    assert config(run={"rounds": 1}).config.run.scoring["validation"] is None

@@ -151,7 +151,7 @@ def test_a_site_needs_training_examples_and_may_hold_none_out():
 
 def evaluated(client, belief, precision="float32"):
     request = EvaluateRequest(fingerprint=client.fingerprint, seed=0, precision=precision, samples=10)
-    return client.evaluate(request, {"belief": pack(belief)})
+    return client.evaluate(request, {"belief": pack(belief)})[0]
 
 
 def test_a_site_that_holds_nothing_out_cannot_score_the_model(tmp_path):

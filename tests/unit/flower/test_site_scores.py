@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from consilience.core import pack
 from consilience.core.errors import RecordError
 from consilience.evaluation.scores import Evaluation
 from consilience.flower.messages import Bins, EvaluateReply, decode
-from consilience.flower.scores import check_scores, pool_scores
-from consilience.metrics import reliability
+from consilience.flower.scores import check_counts, check_scores, pool_scores
+from consilience.metrics import ScoreCounts, named, reliability
 from support.flower_grid import json_content
 
 
@@ -189,3 +190,75 @@ def test_a_score_without_a_value_anywhere_is_nan():
 def test_a_reply_about_no_examples_is_rejected():
     with pytest.raises(RecordError, match="it scored 0 examples"):
         check_scores(r2(0, 0.5), Evaluation({"r2": math.nan}, None, [], None, None), 9)
+
+
+# Counts of scores of two classes
+
+
+def two_classes(examples=60, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(2, (examples,), generator=generator)
+    p = (torch.randn(examples, generator=generator, dtype=torch.float64) + y - 0.5).sigmoid()
+    return torch.stack([1 - p, p], 1), y
+
+
+def scored(probs, y):
+    """(reply, packed counts) of a site with two classes."""
+    scores = {name: float(named(name)(probs, y)) for name in ("auroc", "balanced_accuracy")}
+    return reply(probs, y).model_copy(update={"point": scores}), {"counts": pack(ScoreCounts.of(probs, y))}
+
+
+def evaluation_of(probs, y):
+    found, _ = scored(probs, y)
+    return Evaluation(found.point, None, [], found.reliability.model_dump(), None, counts=ScoreCounts.of(probs, y))
+
+
+def test_the_auroc_of_all_sites_is_that_of_all_their_scores_up_to_its_stated_error():
+    probs, y = two_classes(300)
+    template, parts = evaluation_of(probs, y), torch.arange(300).split([40, 160, 100])
+    replies, counts = {}, {}
+    for k, rows in enumerate(parts):
+        replies[f"site {k}"], records = scored(probs[rows], y[rows])
+        counts[f"site {k}"] = check_counts(replies[f"site {k}"], records, template)
+    found = pool_scores(replies, "Point", counts=counts).point
+    assert abs(found["auroc"] - named("auroc")(probs, y)) <= found["auroc_error"] < 0.01
+    assert found["balanced_accuracy"] == pytest.approx(named("balanced_accuracy")(probs, y), abs=1e-12)
+
+
+def test_a_site_of_one_class_counts_in_the_auroc_of_all():
+    probs, y = two_classes(100)
+    parts = [y == 0, y == 1]
+    replies = {str(k): scored(probs[rows], y[rows])[0] for k, rows in enumerate(parts)}
+    assert all(math.isnan(one.point["auroc"]) for one in replies.values())
+    counts = {str(k): {"counts": ScoreCounts.of(probs[rows], y[rows])} for k, rows in enumerate(parts)}
+    found = pool_scores(replies, "Point", counts=counts).point
+    assert abs(found["auroc"] - named("auroc")(probs, y)) <= found["auroc_error"]
+
+
+def test_a_site_with_very_many_scores_counts_for_at_most_so_many():
+    (one, _), (other, _) = scored(*two_classes(60)), scored(*two_classes(600, 1))
+    counts = {"a": {"counts": ScoreCounts.of(*two_classes(60))}, "b": {"counts": ScoreCounts.of(*two_classes(600, 1))}}
+    found = pool_scores({"a": one, "b": other}, "Point", 60, counts).point
+    total = counts["a"]["counts"].weighted(1.0) + counts["b"]["counts"].weighted(0.1)
+    assert found["auroc"] == total.auroc()[0]
+
+
+def test_counts_that_do_not_fit_are_rejected():
+    probs, y = two_classes()
+    found, records = scored(probs, y)
+    template = evaluation_of(probs, y)
+    assert torch.equal(check_counts(found, records, template)["counts"].counts, ScoreCounts.of(probs, y).counts)
+    with pytest.raises(RecordError, match="its counts are not those of the task"):
+        check_counts(found, {}, template)
+    with pytest.raises(RecordError, match="its counts are not those of the task"):
+        check_counts(found, records, replace(template, counts=None))
+    with pytest.raises(RecordError, match="do not fit its examples and its auroc"):
+        check_counts(found, {"counts": pack(ScoreCounts.of(probs.flip(1), y))}, template)
+    with pytest.raises(RecordError, match="do not fit its examples and its auroc"):
+        check_counts(found, {"counts": pack(ScoreCounts.of(probs[:50], y[:50]))}, template)
+    negative = ScoreCounts.of(probs, y)
+    negative.counts[0, 0] = -1
+    with pytest.raises(RecordError, match="its counts are not those of 60 examples"):
+        check_counts(found, {"counts": pack(negative)}, template)
+    with pytest.raises(RecordError):
+        check_counts(found, {"counts": pack(ScoreCounts(torch.zeros(2, 3, dtype=torch.int64)))}, template)

@@ -75,6 +75,7 @@ def test_a_comparison_shows_all_its_sections(tmp_path: Path) -> None:
         "Results",
         "Learning curves",
         "Scores at each client",
+        "Test data",
         "Fairness",
         "Calibration",
         "Uncertainty",

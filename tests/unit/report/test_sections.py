@@ -16,6 +16,7 @@ from consilience.report.sections.curves import comparison_curves, run_curves, se
 from consilience.report.sections.federation import communication_section, data_section
 from consilience.report.sections.results import difference_section, result_section, tuning_section
 from consilience.report.sections.samples import sample_section
+from consilience.report.sections.sets import run_sets
 from consilience.report.sections.uncertainty import (
     comparison_calibration,
     comparison_entropy,
@@ -137,7 +138,7 @@ def test_clients_have_a_table_of_scores(make: Make) -> None:
     scores = [("Basel", 10, {"accuracy": 0.5}), ("Bern", None, {"nll": float("nan")})]
     clients = [{"name": name, "examples": size, "metrics": metrics} for name, size, metrics in scores]
     (table,) = run_clients(make({"clients": clients})).tables
-    assert table.head == ["client", "examples", "accuracy", "NLL"]
+    assert table.head == ["client", "test examples", "accuracy", "NLL"]
     assert texts(table) == [["Basel", "10", "0.5000", "–"], ["Bern", "–", "–", "–"]]
     assert not run_clients(make({"clients": []})).shown
 
@@ -350,3 +351,39 @@ def test_the_settings_of_each_method_are_listed(make: Make) -> None:
     assert facts["FedEP"] == "FedEP(infer=Identity(scale=0.05), damping=None)"
     assert facts["FedAvg, to round 2"] == "FedAvg()"
     assert facts["Rounds"] == "4"
+
+
+def test_prediction_sets_have_a_section_and_are_not_among_the_scores_of_clients(make: Make) -> None:
+    sets = {"coverage": 0.9, "naive_coverage": 0.8, "set_size": 1.2, "naive_set_size": 1.1}
+    clients = [
+        {"name": "Basel", "examples": 10, "metrics": {"accuracy": 0.5, **sets}, "intervals": {"coverage": [0.6, 0.98]}}
+    ]
+    run = make({"marginal": {"metrics": {"accuracy": 0.5, **sets}}, "clients": clients})
+    section = run_sets(run)
+    assert "with probability 90% at least" in section.text
+    (table,) = section.tables
+    assert table.head == ["client", "test examples", "coverage", "naive coverage", "set size", "naive set size"]
+    assert [[cell.text for cell in row] for row in table.rows][1] == ["Basel", "10", "0.900", "0.800", "1.200", "1.100"]
+    assert table.rows[1][2].spread == "[0.600, 0.980]"
+    assert run_clients(run).tables[0].head == ["client", "test examples", "accuracy"]
+    assert not run_sets(make({"clients": clients[:0]})).shown
+
+
+def test_a_score_of_a_client_has_its_interval_and_its_majority_baseline(make: Make) -> None:
+    clients = [
+        {
+            "name": "Basel",
+            "examples": 10,
+            "majority": 0.6,
+            "metrics": {"auroc": 0.7},
+            "intervals": {"auroc": [0.4, 0.9]},
+        },
+        {"name": "Chur", "examples": 2, "majority": 1.0, "metrics": {"auroc": float("nan")}, "intervals": {}},
+    ]
+    (table,) = run_clients(make({"clients": clients, "level": 0.95})).tables
+    assert table.head == ["client", "test examples", "majority", "AUROC"]
+    assert [(row[2].text, row[3].text, row[3].spread) for row in table.rows] == [
+        ("0.600", "0.700", "[0.400, 0.900]"),
+        ("1.000", "–", ""),
+    ]
+    assert "95% confidence intervals" in table.caption

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import consilience as cs
-from consilience.core.errors import ConfigError
+from consilience.core.errors import CallbackError, ConfigError
 from consilience.runs.rows import Sheet, flat
-from consilience.runs.tracking import CSV, TensorBoard
+from consilience.runs.tracking import CSV, MLflow, TensorBoard, WandB
 from consilience.studies.compare import compare
 from consilience.studies.comparison import Comparison, Row
 from consilience.studies.setting import Setting
@@ -148,7 +148,7 @@ def test_a_csv_is_complete_after_every_round(tmp_path: Path) -> None:
 
     cs.fit(FEDEP, task, federation, test=test, callbacks=[follow, look], **OPTIONS)
     assert seen == [True] * 4
-    with pytest.raises(ConfigError, match="make a CSV for each run"):
+    with pytest.raises(CallbackError, match="make a CSV for each run"):
         cs.fit(FEDAVG, task, federation, callbacks=[follow], **OPTIONS)
 
 
@@ -195,7 +195,7 @@ def test_without_tensorboard_a_sentence_says_what_to_install(monkeypatch: pytest
 def test_a_place_that_cannot_be_written_to_gets_a_sentence(tmp_path: Path, follower: Any) -> None:
     (tmp_path / "file").write_text("mine")
     task, federation = linear()
-    with pytest.raises(ConfigError, match=r"file/x cannot be written \(.*\): choose another place"):
+    with pytest.raises((CallbackError, ConfigError), match=r"file/x cannot be written \(.*\): choose another place"):
         cs.fit(FEDAVG, task, federation, callbacks=[follower(tmp_path / "file" / "x")], **OPTIONS)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -206,3 +206,52 @@ def test_anything_with_two_arguments_is_a_callback() -> None:
     follow: cs.runs.Callback = lambda run, line: seen.append(line["round"])  # noqa: E731
     cs.fit(FEDAVG, task, federation, callbacks=[follow], **OPTIONS)
     assert seen == [1, 2, 3, 4]
+
+
+# Weights & Biases, MLflow
+
+
+def broken_and_resumed(out: Path, follow: Any) -> cs.runs.Run:
+    """A run that is cut in its third round and resumed, each part with a callback of its own."""
+    task, federation, test = blobs()
+    options = {**OPTIONS, "test": test, "out": cs.runs.Storage(out, checkpoint_every=2)}
+    with pytest.raises(Power):
+        cs.fit(FEDEP, task, federation, callbacks=[follow(), cut(3)], **options)
+    return cs.fit(FEDEP, task, federation, resume=True, callbacks=[follow()], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_has_every_round_even_of_a_resumed_run(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    place = f"sqlite:///{tmp_path}/mlflow.db"
+    pytest.importorskip("sqlalchemy")
+    run = broken_and_resumed(tmp_path / "run", lambda: MLflow(place, experiment="hospitals"))
+    client = mlflow.MlflowClient(place)
+    (found,) = client.search_runs([client.get_experiment_by_name("hospitals").experiment_id])
+    losses = {metric.step: metric.value for metric in client.get_metric_history(found.info.run_id, "loss")}
+    assert losses == {line["round"]: line["loss"] for line in run.history}
+    assert found.data.metrics["eval/accuracy"] == run.history[-1]["eval"]["accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_has_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    task, federation, test = blobs()
+    follow = WandB(project="hospitals", dir=tmp_path, mode="offline")
+    run = cs.fit(FEDEP, task, federation, test=test, callbacks=[follow], out=tmp_path / "run", **OPTIONS)
+    summary = dict(follow._run.summary)
+    assert summary["eval/accuracy"] == run.history[-1]["eval"]["accuracy"]
+    follow._run.finish()
+    assert list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+@pytest.mark.parametrize(("package", "make"), [("wandb", WandB), ("mlflow", MLflow)])
+def test_without_a_tracker_a_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, package: str, make: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf"pip install 'consilience\[{package}\]'"):
+        make()

@@ -334,3 +334,46 @@ def test_the_display_is_closed_when_a_run_fails(terminal):
     with pytest.raises(ConfigError):
         compare([cs.FedAvg(TRAIN)], Setting(*blobs()), seeds=1, **{**OPTIONS, "cohort": 99, "progress": True})
     assert Runs._present.get() is None
+
+
+def two_classes():
+    task, train, test = blobs(clients=3, each=60)
+    return Setting(task, train, test)
+
+
+def test_differences_to_local_only_have_an_interval_at_each_client(tmp_path):
+    methods = {"FedAvg": cs.FedAvg(TRAIN), "Alone": cs.LocalOnly(TRAIN)}
+    options = {**OPTIONS, "cohort": 3, "intervals": 0.9, "rounds": 5}
+    result = compare(methods, two_classes(), seeds=2, out=tmp_path, **options)
+    found = {(entry["client"], entry["metric"]): entry for entry in result.at_clients}
+    assert {client for client, _ in found} == {"0", "1", "2"}
+    means = {(row["method"], row["client"], row["metric"]): row["mean"] for row in result.per_client}
+    for (client, metric), entry in found.items():
+        assert (entry["method"], entry["versus"]) == ("FedAvg", "Alone")
+        assert entry["difference"] == pytest.approx(means["FedAvg", client, metric] - means["Alone", client, metric])
+    entry = found["0", "nll"]
+    assert entry["low"] < entry["difference"] < entry["high"]
+    assert "Differences to Alone at each client" in write_report(tmp_path).read_text()
+
+
+def test_without_intervals_or_local_only_there_are_no_such_differences():
+    options = {**OPTIONS, "cohort": 3}
+    assert not compare([cs.FedAvg(TRAIN), cs.LocalOnly(TRAIN)], two_classes(), seeds=1, **options).at_clients
+    assert not compare([cs.FedAvg(TRAIN)], two_classes(), seeds=1, intervals=0.9, **options).at_clients
+
+
+def test_pooled_is_called_a_bound_only_if_it_stops_early_or_is_tuned(caplog):
+    options = {**OPTIONS, "cohort": 1}
+    compare([cs.Pooled(TRAIN)], two_classes(), seeds=1, **options)
+    assert "Pooled bounds the other methods only if it is tuned or stops early" in caplog.text
+    caplog.clear()
+    compare([cs.Pooled(TRAIN)], two_classes(), seeds=1, validation=0.2, **options)
+    assert not caplog.records
+
+
+def test_methods_stop_by_the_same_validation_examples(tmp_path):
+    options = {**OPTIONS, "cohort": None, "rounds": 6, "validation": 0.2, "patience": 2, "evaluate_every": 1}
+    switch = cs.Switch(cs.FedAvg(TRAIN), cs.FedProx(TRAIN), at=2)
+    result = compare([cs.Pooled(TRAIN), cs.LocalOnly(TRAIN), switch], two_classes(), seeds=1, out=tmp_path, **options)
+    facts = [json.loads((tmp_path / run["directory"] / "run.json").read_text()) for run in result.runs]
+    assert len({json.dumps(one["identity"]["validation"]) for one in facts}) == 1

@@ -293,7 +293,7 @@ def test_the_score_to_tune_by_may_be_chosen():
     assert [found.tuning[0]["metric"] for found in by.values()] == ["accuracy", "nll"]
     (entry,) = by["accuracy"].tuning
     assert entry["score"] == max(trial["score"] for trial in entry["all"])
-    with pytest.raises(ConfigError, match="select: 'acuracy' is no score to tune by; did you mean 'accuracy'"):
+    with pytest.raises(ConfigError, match="select: 'acuracy' is no score to select by; did you mean 'accuracy'"):
         tune({"A": cs.FedAvg(TRAIN)}, at(), trials=1, select="acuracy", **OPTIONS)
 
 

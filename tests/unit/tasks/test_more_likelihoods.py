@@ -63,7 +63,7 @@ def test_one_logit_is_two_classes_with_a_logit_of_zero() -> None:
         torch.testing.assert_close(Binary().losses(output, y), Categorical().losses(two, y))
         torch.testing.assert_close(Binary().predictive(output), two.softmax(-1))
     scores = Binary().scores(Binary().predictive(logit), y)
-    assert {"accuracy", "nll", "ece", "brier", "auroc"} == set(scores)
+    assert {"accuracy", "nll", "ece", "brier", "auroc", "balanced_accuracy"} == set(scores)
     rank = stats.mannwhitneyu(logit[y == 1], logit[y == 0]).statistic / (15 * 15)
     assert scores["auroc"] == pytest.approx(rank)
 

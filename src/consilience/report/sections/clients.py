@@ -11,6 +11,7 @@ from consilience.report.drawing.canvas import swatch
 from consilience.report.drawing.charts import dots
 from consilience.report.drawing.rows import Spread, spreads
 from consilience.report.page import Cell, Plot, Section, Table
+from consilience.report.sections.sets import SETS
 from consilience.report.sections.words import Folded, Runs, better, method_key
 from consilience.runs.stored import RunFiles
 
@@ -25,20 +26,35 @@ def run_clients(run: RunFiles) -> Section:
     clients = run.evaluation.get("clients") or []
     if not clients:
         return Section("Clients")
-    metrics = text.in_order(metric for row in clients for metric in row.get("metrics") or {})
+    scored = (metric for row in clients for metric in row.get("metrics") or {})
+    metrics = [metric for metric in text.in_order(scored) if metric not in SETS]
     column = {metric: [(row.get("metrics") or {}).get(metric) for row in clients] for metric in metrics}
     places = {metric: text.decimals(column[metric]) for metric in metrics}
+    baseline = any(text.is_number(client.get("majority")) for client in clients)
     rows = [
         [
             Cell(str(client.get("name", index))),
             Cell.of(client.get("examples"), 0),
-            *(Cell.of(column[metric][index], places[metric]) for metric in metrics),
+            *([Cell.of(client.get("majority"), 3)] if baseline else []),
+            *(_score(client, metric, column[metric][index], places[metric]) for metric in metrics),
         ]
         for index, client in enumerate(clients[:MAX_LISTED])
     ]
     cut = f" The table has the first {MAX_LISTED:,} of them." if len(clients) > MAX_LISTED else ""
     caption = f"The final model on the data of {text.plural(len(clients), 'client')}.{cut} Click a heading to sort."
-    return Section("Clients", tables=[Table(["client", "examples", *map(text.short, metrics)], rows, caption)])
+    level = run.evaluation.get("level")
+    caption += f" Brackets: {level:.0%} confidence intervals." if level else ""
+    caption += " Majority: the accuracy of the most frequent class of the client's training data." if baseline else ""
+    head = ["client", "test examples", *(["majority"] if baseline else []), *map(text.short, metrics)]
+    return Section("Clients", tables=[Table(head, rows, caption)])
+
+
+def _score(client: Mapping[str, Any], metric: str, value: Any, places: int) -> Cell:
+    """A score with its interval."""
+    ends = (client.get("intervals") or {}).get(metric)
+    if not ends:
+        return Cell.of(value, places)
+    return Cell.of(value, min(3, places), spread=text.interval(ends))
 
 
 def comparison_clients(rows: Sequence[dict[str, Any]], methods: Sequence[str], ways: Directions = NO_OWN) -> Section:
@@ -56,6 +72,29 @@ def comparison_clients(rows: Sequence[dict[str, Any]], methods: Sequence[str], w
         folded.append((f"{text.long(metric)} as a table", _client_table(found, clients, methods)))
     legend = [method_key(method, colour) for colour, method in enumerate(methods)]
     return Section("Scores at each client", legend=legend, plots=plots, folded=folded)
+
+
+def client_facts(runs: Runs) -> Section:
+    """Each client's test examples and majority baseline, means over the seeds of the method with the most clients."""
+    most = max(runs.values(), default=[], key=lambda group: max((_clients(run) for run in group), default=0))
+    found: dict[str, list[tuple[float, float | None]]] = {}
+    for run in most:
+        for client in run.evaluation.get("clients") or []:
+            found.setdefault(str(client["name"]), []).append((client["examples"], client.get("majority")))
+    rows, baseline = [], any(share is not None for seeds in found.values() for _, share in seeds)
+    for name, seeds in list(found.items())[:MAX_LISTED]:
+        shares = [share for _, share in seeds if share is not None]
+        cells = [Cell.of(float(np.mean(shares)), 3) if shares else Cell(text.NONE)] if baseline else []
+        rows.append([Cell(name), Cell.of(float(np.mean([size for size, _ in seeds])), 0), *cells])
+    head = ["client", "test examples", *(["majority baseline"] if baseline else [])]
+    about = "Majority baseline: the accuracy of the most frequent class of the client's training data."
+    return Section(
+        "Test data", about if baseline else "", tables=[Table(head, rows, "Means over seeds.")] if rows else []
+    )
+
+
+def _clients(run: RunFiles) -> int:
+    return int(run.part("federation").get("clients") or 0)
 
 
 Found = Mapping[tuple[str, str], tuple[float, float | None]]  # (method, client) → mean, standard deviation

@@ -91,6 +91,39 @@ def difference_section(entries: Sequence[dict[str, Any]], methods: Sequence[str]
     return Section("Differences", about, plots=plots, tables=tables)
 
 
+def local_section(entries: Sequence[dict[str, Any]], methods: Sequence[str], ways: Directions = NO_OWN) -> Section:
+    """Differences to LocalOnly at each client: a table for each metric, the first one open."""
+    versus = str(entries[0]["versus"]) if entries else ""
+    listed = [method for method in methods if any(entry["method"] == method for entry in entries)]
+    tables: list[Table] = []
+    folded: Folded = []
+    for metric in text.in_order(str(entry["metric"]) for entry in entries):
+        own = {(entry["client"], entry["method"]): entry for entry in entries if entry["metric"] == metric}
+        rows = [
+            [Cell(str(client)), *(_local_cell(own.get((client, method))) for method in listed)]
+            for client in dict.fromkeys(client for client, _ in own)
+        ]
+        table = Table(["client", *listed], rows, f"{text.long(metric)}. {better(metric, ways)}")
+        if tables:
+            folded.append((text.long(metric), table))
+        else:
+            tables.append(table)
+    about = (
+        f"A method's score minus that of {versus}, with the interval over the client's test examples for these models, "
+        "from the same bootstrap samples for both. Bold: the interval excludes 0. Over several seeds, differences are "
+        "means."
+    )
+    return Section(f"Differences to {versus} at each client", about, tables=tables, folded=folded)
+
+
+def _local_cell(entry: Mapping[str, Any] | None) -> Cell:
+    if entry is None:
+        return Cell(text.NONE, sort="")
+    low, high = _interval(entry)
+    around = "" if low is None or high is None else f"[{_signed(low, 3)}, {_signed(high, 3)}]"
+    return Cell(_signed(entry["difference"], 3), around, sort=entry["difference"], best=_is_clear(entry))
+
+
 def _interval(entry: Mapping[str, Any]) -> tuple[float | None, float | None]:
     low, high = (entry[end] if text.is_number(entry.get(end)) else None for end in ("low", "high"))
     return (low, high) if low is not None and high is not None else (None, None)

@@ -1,6 +1,6 @@
 """Likelihoods p(y | output): of classes, numbers, sequences and survival times, and plain functions as losses."""
 
-from consilience.tasks.likelihoods.base import IGNORED, Likelihood, Predictions, Tally
+from consilience.tasks.likelihoods.base import IGNORED, Likelihood, Predictions, Tally, samples
 from consilience.tasks.likelihoods.classes import Bernoulli, Binary, Categorical, Ordinal, Weighing
 from consilience.tasks.likelihoods.function import Function
 from consilience.tasks.likelihoods.numbers import Counts, Normal, NormalWithVariance
@@ -9,5 +9,5 @@ from consilience.tasks.likelihoods.survival import PartialLikelihood
 
 __all__ = [
     "IGNORED", "Alignments", "Bernoulli", "Binary", "Categorical", "Counts", "Function", "Likelihood", "Normal",
-    "NormalWithVariance", "Ordinal", "PartialLikelihood", "Predictions", "Tally", "Tokens", "Weighing",
+    "NormalWithVariance", "Ordinal", "PartialLikelihood", "Predictions", "Tally", "Tokens", "Weighing", "samples",
 ]  # fmt: skip

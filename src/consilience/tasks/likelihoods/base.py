@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -75,6 +75,12 @@ class Likelihood(ABC):
     def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
         """Metrics of predictions. If these are means over several networks, `spread` is the variance over them."""
 
+    def resampled(self, prediction: Any, y: Any, spread: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
+        """The scores of bootstrap samples, [R] each: in sample r, example n occurs `weights[r, n]` times."""
+        given = (prediction, y) if spread is None else (prediction, y, spread)
+        found = [self.scores(*some) for some in samples(given, weights)]
+        return {name: torch.tensor([one[name] for one in found], dtype=torch.float64) for name in found[0]}
+
     @abstractmethod
     def check(self, output: Any, data: Dataset) -> None:
         """Raise a DataError if the targets do not fit the output."""
@@ -124,9 +130,13 @@ class Predictions(Tally):
     def y(self) -> Any:
         return _joined([y for _, y, _ in self.parts])
 
-    def scores(self) -> dict[str, float]:
+    @cached_property
+    def spread(self) -> Tensor | None:
         spreads = [spread for _, _, spread in self.parts if spread is not None]
-        return self.likelihood.scores(self.prediction, self.y, torch.cat(spreads) if spreads else None)
+        return torch.cat(spreads) if spreads else None
+
+    def scores(self) -> dict[str, float]:
+        return self.likelihood.scores(self.prediction, self.y, self.spread)
 
     @property
     def of_classes(self) -> bool:
@@ -138,6 +148,13 @@ class Predictions(Tally):
 
 def _joined(trees: Sequence[Any]) -> Any:
     return tree_map(lambda *found: torch.cat(found), *trees)
+
+
+def samples(trees: tuple[Any, ...], weights: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Bootstrap samples of rows: in sample r, row n occurs `weights[r, n]` times."""
+    for times in weights.long():
+        rows = torch.arange(len(times), device=times.device).repeat_interleave(times)
+        yield tree_map(lambda leaf, rows=rows: leaf[rows], trees)
 
 
 def plain(value: Any) -> Any:

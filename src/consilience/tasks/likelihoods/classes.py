@@ -10,7 +10,7 @@ from torch import Tensor
 
 from consilience.core import DataError, TaskError, keys
 from consilience.data.dataset import Dataset
-from consilience.metrics import auroc, classification, multilabel
+from consilience.metrics import classification, multilabel, weighted_classification
 from consilience.tasks.likelihoods.base import Likelihood, check_labels, choose
 
 Weights = Sequence[float] | Tensor | Literal["balanced"] | None
@@ -88,6 +88,9 @@ class Categorical(Weighing):
     def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
         return classification(prediction, y)
 
+    def resampled(self, prediction: Tensor, y: Tensor, spread: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
+        return weighted_classification(prediction, y, weights)
+
     def check(self, output: Tensor, data: Dataset) -> None:
         outputs = output.shape[-1]
         check_labels(data, self.kind, max(outputs, 2), f"the module has {outputs} outputs")
@@ -126,11 +129,10 @@ class Binary(Weighing):
         return torch.stack([(-logit).sigmoid(), logit.sigmoid()], -1)
 
     def scores(self, prediction: Tensor, y: Tensor, spread: Tensor | None = None) -> dict[str, float]:
-        """Those of a classification, and the AUROC; nan if only one class is there."""
-        y, p = y.long(), prediction[:, 1]
-        both = 0 < int(y.sum()) < len(y) and bool(p.isfinite().all())
-        area = auroc(p[y == 0], p[y == 1]) if both else float("nan")
-        return {**classification(prediction, y), "auroc": area}
+        return classification(prediction, y.long())
+
+    def resampled(self, prediction: Tensor, y: Tensor, spread: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
+        return weighted_classification(prediction, y.long(), weights)
 
     def check(self, output: Tensor, data: Dataset) -> None:
         if output.dim() > 2 or output.numel() != len(output):

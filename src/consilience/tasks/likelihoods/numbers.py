@@ -7,7 +7,7 @@ from torch import Tensor
 
 from consilience.core import DataError, TaskError, keys
 from consilience.data.dataset import Dataset
-from consilience.metrics import regression
+from consilience.metrics import regression, weighted_regression
 from consilience.metrics.scores import at_least_float32
 from consilience.tasks.likelihoods.base import Likelihood
 
@@ -41,6 +41,9 @@ class Normal(Likelihood):
         """Squared and absolute error, R², and the NLL under N(prediction, noise² + spread)."""
         noise = torch.full_like(prediction, self.noise**2)
         return regression(prediction, y, noise if spread is None else noise + spread)
+
+    def resampled(self, prediction: Tensor, y: Tensor, spread: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
+        return weighted_regression(prediction, y, self.sd(prediction, spread).square(), weights)
 
     def sd(self, prediction: Tensor, spread: Tensor | None = None) -> Tensor:
         noise = torch.full_like(prediction, self.noise**2)
@@ -90,6 +93,10 @@ class NormalWithVariance(Likelihood):
         """Squared and absolute error, R², and the NLL under a Gaussian with the variance of the mixture of networks."""
         sd = self.sd(prediction, spread)
         return regression(prediction[..., 0].reshape(y.shape), y, sd.square().reshape(y.shape))
+
+    def resampled(self, prediction: Tensor, y: Tensor, spread: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
+        variance = self.sd(prediction, spread).square().reshape(y.shape)
+        return weighted_regression(prediction[..., 0].reshape(y.shape), y, variance, weights)
 
     def sd(self, prediction: Tensor, spread: Tensor | None = None) -> Tensor:
         variance = prediction[..., 1]
