@@ -46,6 +46,7 @@ class Dataset:
     `y` is [N] int64 for classes, [N, D] float for regression, [N, L] float or uint8 in {0, 1} for multi-label.
     A target for each place of a sequence is `Ragged`, padded with a value that the loss ignores.
     `groups` holds further columns [N] int64 (writer, hospital, coarse label) with their names, if any.
+    `features` are the names of the columns of x [N, D], if any.
 
     Arrays, tables and lists of numbers become tensors, those of float64 in torch's default type; a tensor keeps its
     type. Labels [N] of any integer type, or bool, become int64. Inputs of integers are bytes or token ids: convert
@@ -61,6 +62,7 @@ class Dataset:
     classes: tuple[str, ...] = ()
     groups: Mapping[str, Tensor] = field(default_factory=dict)
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
     scale: Tensor | None = None
     shift: Tensor | None = None
     name: str = "data"
@@ -103,7 +105,8 @@ class Dataset:
         found |= {name: to_tree(getattr(self, name), f"{self.name}: ", name) for name in ("x", "y")}
         found["y"] = map_entries(_labels, found["y"])
         groups = {name: to_ids(column, f"{self.name}: group {name!r}") for name, column in self.groups.items()}
-        for name, value in {**found, "groups": groups, "classes": tuple(map(str, self.classes))}.items():
+        names = {what: tuple(map(str, getattr(self, what))) for what in ("classes", "features")}
+        for name, value in {**found, "groups": groups, **names}.items():
             object.__setattr__(self, name, value)
         self._check()
 
@@ -120,6 +123,8 @@ class Dataset:
             check_names(getattr(self, what), f"{self.name}: {what}")
         if not (self.scale is None and self.shift is None) and not isinstance(self.x, Tensor):
             raise DataError(f"{self.name}: scale and shift are for x of one tensor: scale the entries of x beforehand")
+        if self.features and not (isinstance(self.x, Tensor) and self.x.shape[1:] == (len(self.features),)):
+            raise DataError(f"{self.name}: features has {plural(len(self.features), 'name')}, but x is {form(self.x)}")
         if self.classes and self.labels is not None and len(self):
             low, high, count = int(self.labels.min()), int(self.labels.max()), len(self.classes)
             if not 0 <= low <= high < count:

@@ -259,5 +259,6 @@ def _looks(silo: Dataset) -> dict[str, object]:
         "x": form(silo.x),
         "y": form(silo.y),
         "classes": silo.classes,
+        "features": silo.features,
         **{what: None if value is None else value.tolist() for what, value in scales.items()},
     }
