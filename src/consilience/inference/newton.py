@@ -18,7 +18,8 @@ class Newton(Tilted):
     then its mean, at most `steps` times. One step is exact where E is quadratic.
 
     Costs P² numbers for each client, so it is for small models. Sites start without information, so the algorithm needs
-    a prior. `diagonal` keeps the mean and each coordinate's variance, without correlations."""
+    a prior. `diagonal` keeps the mean and each coordinate's variance, without correlations. If examples of a batch
+    depend on each other, as in Cox's partial likelihood, all examples of a client are one batch."""
 
     letter: ClassVar[str] = "N"
     steps: Count = 30
@@ -44,6 +45,7 @@ class Newton(Tilted):
 
     def _expand(self, task: Task, theta: Tensor, cohort: Cohort) -> Gaussian:
         """p(D_k|θ) around θ to second order."""
-        gradient = cohort.n * cohort.mean(task.gradient(), theta, self.batch_size)
-        curvature = cohort.n.unsqueeze(-1) * cohort.mean(task.hessian, theta, self.batch_size)
+        size = int(cohort.n.max()) if task.whole_batch else self.batch_size
+        gradient = cohort.n * cohort.mean(task.gradient(), theta, size)
+        curvature = cohort.n.unsqueeze(-1) * cohort.mean(task.hessian, theta, size)
         return Gaussian((curvature @ theta.unsqueeze(-1)).squeeze(-1) - gradient, curvature)

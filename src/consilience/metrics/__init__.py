@@ -21,10 +21,12 @@ from consilience.metrics.summary import (
     running_means,
     spread,
 )
+from consilience.metrics.survival import brier_scores, integrated_brier, kaplan_meier
 
 __all__ = [
     "MARGINAL", "NO_OWN", "Classified", "Directions", "InceptionDistance", "Judge", "Metric", "Metrics", "Modes",
-    "PrecisionRecall", "Reliability", "as_metrics", "auroc", "best", "bounds", "classification", "concordance",
-    "density_mse", "direction", "directions", "entropy", "frechet", "inception", "label_errors", "mixture_density",
-    "multilabel", "pixels", "regression", "reliability", "rounds_to", "running_means", "spread",
+    "PrecisionRecall", "Reliability", "as_metrics", "auroc", "best", "bounds", "brier_scores", "classification",
+    "concordance", "density_mse", "direction", "directions", "entropy", "frechet", "inception", "integrated_brier",
+    "kaplan_meier", "label_errors", "mixture_density", "multilabel", "pixels", "regression", "reliability",
+    "rounds_to", "running_means", "spread",
 ]  # fmt: skip

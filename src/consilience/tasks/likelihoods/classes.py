@@ -23,6 +23,7 @@ class Categorical(Likelihood):
     `label_smoothing` ε trains for (1 − ε) of the label and ε / C of every class. Scores use neither."""
 
     kind = "classification"
+    ratio = "odds ratio"
     categorical = True
     weights: Sequence[float] | Tensor | None = None
     label_smoothing: float = 0.0
@@ -76,6 +77,7 @@ class Binary(Likelihood):
     like those of two classes."""
 
     kind = "binary"
+    ratio = "odds ratio"
     categorical = True
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
@@ -153,6 +155,7 @@ class Bernoulli(Likelihood):
     """p(y | output) = Π_l Bernoulli(y_l; σ(output_l))."""
 
     kind = "multi-label"
+    ratio = "odds ratio"
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(output, y, reduction="none").sum(-1)
