@@ -9,7 +9,7 @@ from consilience.metrics.modes import Modes, density_mse, mixture_density
 from consilience.metrics.own import Metric, Metrics, as_metrics, directions
 from consilience.metrics.precision_recall import PrecisionRecall
 from consilience.metrics.scores import auroc, classification, entropy, multilabel, regression
-from consilience.metrics.sequences import concordance, label_errors
+from consilience.metrics.sequences import concordance, concordant_pairs, label_errors
 from consilience.metrics.summary import (
     MARGINAL,
     NO_OWN,
@@ -26,7 +26,7 @@ from consilience.metrics.survival import brier_scores, integrated_brier, kaplan_
 __all__ = [
     "MARGINAL", "NO_OWN", "Classified", "Directions", "InceptionDistance", "Judge", "Metric", "Metrics", "Modes",
     "PrecisionRecall", "Reliability", "as_metrics", "auroc", "best", "bounds", "brier_scores", "classification",
-    "concordance", "density_mse", "direction", "directions", "entropy", "frechet", "inception", "integrated_brier",
-    "kaplan_meier", "label_errors", "mixture_density", "multilabel", "pixels", "regression", "reliability",
-    "rounds_to", "running_means", "spread",
+    "concordance", "concordant_pairs", "density_mse", "direction", "directions", "entropy", "frechet", "inception",
+    "integrated_brier", "kaplan_meier", "label_errors", "mixture_density", "multilabel", "pixels", "regression",
+    "reliability", "rounds_to", "running_means", "spread",
 ]  # fmt: skip

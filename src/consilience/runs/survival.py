@@ -118,8 +118,7 @@ def profiles(
         return None
     order = _risk(task, belief, data).argsort()
     chosen = [int(order[round(share * (len(order) - 1))]) for share in QUARTILES.values()]
-    last = max(float(part.y[:, 0].max()) for part in strata)
-    times = torch.linspace(0, last, POINTS, dtype=torch.float64)
+    times = _grid(task, strata)
     found = survival_curves(task, belief, strata, data[chosen].x, times=times)
     curves = zip(QUARTILES, found.mean.tolist(), found.lower.tolist(), found.upper.tolist(), strict=True)
     return {
@@ -127,6 +126,14 @@ def profiles(
         "level": found.level,
         "curves": [{"name": name, "mean": m, "lower": low, "upper": high} for name, m, low, high in curves],
     }
+
+
+def _grid(task: Task, strata: Sequence[Dataset]) -> Tensor:
+    """0 and the steps of a curve, or `POINTS` of them, as dense as the events are."""
+    likelihood = task.likelihood
+    knots = likelihood.ends.cpu().double() if isinstance(likelihood, Hazards) else event_times([p.y for p in strata])
+    chosen = torch.linspace(0, len(knots) - 1, min(POINTS, len(knots))).round().long()
+    return torch.nn.functional.pad(knots.cpu()[chosen], (1, 0))
 
 
 def _events(data: Dataset) -> bool:

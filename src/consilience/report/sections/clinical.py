@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from consilience.core import text
 from consilience.report.drawing.canvas import SERIES, Drawing, swatch
 from consilience.report.drawing.clinical import Estimates, Survival, coefficient_plot, survival_plot
 from consilience.report.page import Cell, Key, Plot, Section, Table
@@ -32,8 +31,8 @@ def coefficient_section(run: RunFiles) -> Section:
     coloured = [everyone, *clients] if few else shared
     legend = [Key(one.of, swatch(index)) for index, one in enumerate(coloured)] if len(coloured) > 1 else []
     plots = [Plot(_drawing(coloured, [] if few else clients), _caption(what, clients, few), wide=True)]
-    tables = [_table(shared, clients, everyone)]
-    folded: Folded = [(one.of, _table([one], [], one)) for one in clients]
+    tables = [_table(everyone, found.get(NEWCOMER), clients)]
+    folded: Folded = [("Coefficients of each client", _own_table(clients))] if clients else []
     return Section("Coefficients", about, legend=legend, plots=plots, tables=tables, folded=folded)
 
 
@@ -57,22 +56,30 @@ def _caption(what: str, clients: Sequence[Coefficients], few: bool) -> str:
     return f"The {what} of each covariate for the mean of all clients, and {own}."
 
 
-def _table(shown: Sequence[Coefficients], clients: Sequence[Coefficients], first: Coefficients) -> Table:
-    head = ["covariate"]
-    columns = []
-    for one in shown:
-        of = "" if len(shown) == 1 else f", {one.of}"
-        head += [f"{one.title}{of}", f"{one.level:.0%} interval", "P(sign)"]
-        columns.append(one.cells())
+def _table(everyone: Coefficients, newcomer: Coefficients | None, clients: Sequence[Coefficients]) -> Table:
+    """A row for each covariate."""
+    head = ["covariate", everyone.title, f"{everyone.level:.0%} interval", "P(sign)"]
+    head += [f"interval of {NEWCOMER}"] if newcomer else []
+    head += ["estimates of clients"] if clients else []
     rows = []
-    for row, name in enumerate(first.names):
-        cells = [Cell(cell) for column in columns for cell in column[row]]
+    for row, name in enumerate(everyone.names):
+        cells = [name, *everyone.cells()[row]]
+        cells += [newcomer.cells()[row][1]] if newcomer else []
         if clients:
             own = [float(one.estimate[row]) for one in clients]
-            cells.append(Cell(f"{min(own):.3f} to {max(own):.3f}"))
-        rows.append([Cell(name), *cells])
-    head += ["range of clients"] if clients else []
-    return Table(head, rows, "Estimates are posterior medians." if first.exp else "Estimates are posterior means.")
+            cells.append(f"{min(own):.3f} to {max(own):.3f}")
+        rows.append([Cell(cell) for cell in cells])
+    return Table(head, rows, "Estimates are posterior medians." if everyone.exp else "Estimates are posterior means.")
+
+
+def _own_table(clients: Sequence[Coefficients]) -> Table:
+    """A row for each client and covariate."""
+    rows = [
+        [Cell(one.of), *(Cell(cell) for cell in (name, *cells))]
+        for one in clients
+        for name, cells in zip(one.names, one.cells(), strict=True)
+    ]
+    return Table(["client", "covariate", *clients[0].head], rows)
 
 
 def survival_section(run: RunFiles) -> Section:
@@ -89,6 +96,6 @@ def survival_section(run: RunFiles) -> Section:
         f"{content['level']:.0%}. They have the uncertainty of the coefficients and of the baseline, and not that of a "
         "single patient's time."
     )
-    caption = f"Survival over {text.number(content['times'][-1])} units of time."
+    caption = "The probability to have had no event, over time in the unit of the data."
     plot = Plot(survival_plot("Predicted survival", content["times"], drawn), caption, wide=True)
     return Section("Survival", about, legend=legend, plots=[plot])
