@@ -55,7 +55,7 @@ def _gamma(shape: Tensor, seed: int) -> Tensor:
 
 def event_times(targets: Sequence[Tensor]) -> Tensor:
     """The distinct times of events in targets [N, 2] of several clients; an error if there is none."""
-    times = torch.cat([y[y[:, 1] > 0, 0].double() for y in targets]).unique()
+    times: Tensor = torch.unique(torch.cat([y[y[:, 1] > 0, 0].double() for y in targets]))
     if not len(times):
         raise DataError("there is no event, so a baseline hazard is not defined: ask for that of all clients")
     return times
@@ -63,4 +63,5 @@ def event_times(targets: Sequence[Tensor]) -> Tensor:
 
 def at(curve: Tensor, knots: Tensor, times: Tensor) -> Tensor:
     """A step function that is 0 before the first knot and `curve` [..., K] from each knot on, at some times."""
-    return torch.nn.functional.pad(curve, (1, 0))[..., torch.searchsorted(knots, times, right=True)]
+    found: Tensor = torch.nn.functional.pad(curve, (1, 0))[..., torch.searchsorted(knots, times, right=True)]
+    return found

@@ -12,7 +12,7 @@ def kaplan_meier(y: Tensor, *, censoring: bool = False) -> tuple[Tensor, Tensor]
     Both depend on sums over examples alone: the numbers of events, of censorings, and of examples at risk at a time. An
     event comes before a censoring at the same time."""
     time, event = y.detach().cpu().double().unbind(-1)
-    times, at = time.unique(return_inverse=True)
+    times, at = torch.unique(time, return_inverse=True)
     ends = torch.zeros(len(times), 2, dtype=torch.float64).index_put_(
         (at, event.long()), torch.ones(len(time)).double(), True
     )

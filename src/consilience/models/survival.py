@@ -1,5 +1,8 @@
 """A linear model of hazards in intervals."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -15,4 +18,10 @@ class ProportionalHazards(nn.Module):
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + self.baseline
+        found: Tensor = self.linear(x) + self.baseline
+        return found
+
+
+def proportional_hazards(inputs: Sequence[int], outputs: int) -> nn.Module:
+    """One weight a feature, and an intercept for each of `outputs` intervals."""
+    return ProportionalHazards(math.prod(inputs), outputs)

@@ -135,4 +135,4 @@ def paired(table: Table, overlap: dict[str, float]) -> list[dict[str, Any]]:
 
 
 RECIPE = Recipe("survival", "Survival at hospitals and in districts: alone, together, partially pooled", run,
-                seeds=20, quick_seeds=2)  # fmt: skip
+                seeds=20, quick_seeds=1)  # fmt: skip

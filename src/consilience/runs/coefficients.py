@@ -62,7 +62,8 @@ class Coefficients:
     @property
     def sign(self) -> Tensor:
         """The posterior probability that a coefficient has the sign of its mean."""
-        return torch.special.ndtr(self.mean.abs() / self.sd)
+        found: Tensor = torch.special.ndtr(self.mean.abs() / self.sd)
+        return found
 
     @property
     def _width(self) -> Tensor:
