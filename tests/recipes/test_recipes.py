@@ -35,8 +35,8 @@ def reproduce(tmp_path, sketched):
     torch.set_num_threads(threads)
 
 
-# They run in test_cli.py, test_fedep_exact.py, test_fednp_toy.py, test_hospital_sets.py, test_personal_hospitals.py
-# and test_sa_ode.py.
+# They run in test_cli.py, test_fedep_exact.py, test_fednp_toy.py, test_hospital_sets.py, test_personal_hospitals.py,
+# test_sa_ode.py and test_survival.py.
 ELSEWHERE = {
     "fedep-linear",
     "fedep-toy",
@@ -46,6 +46,7 @@ ELSEWHERE = {
     "hospitals",
     "personal-hospitals",
     "sa-ode",
+    "survival",
 }
 # The code of another recipe with other data, or with another number of clients.
 SAME = {"fednp-cifar100-50", "fednp-cifar100-100", "fednp-fmnist-labels", "sa-cifar100", "sa-fmnist-tenth"}
@@ -80,6 +81,7 @@ NEEDS_NOTHING = {
     "hospitals",
     "personal-hospitals",
     "sa-ode",
+    "survival",
 }
 
 

@@ -220,7 +220,11 @@ def _evidence(prior: Gaussian, likelihood: Gaussian, at: Tensor, count: int) -> 
 
     g = Λ₀ (m − m₀) with the prior's Λ₀ and m₀ and the posterior's mean m; G = diag(Λ₀ (Λ₀ + Λ_t)⁻¹ Λ_t)."""
     own = (prior * likelihood).proper()
-    squares = prior.energy_gradient(own.mean).square()
+    g, mean = prior.energy_gradient(own.mean), own.mean.abs()
+    scale = (prior.lam.abs() @ mean.unsqueeze(-1)).squeeze(-1) if prior.full else prior.lam.abs() * mean
+    # Of a client without information g is rounding, and Σ g² / Σ G would be that over 0.
+    none = g.abs() <= 64 * torch.finfo(g.dtype).eps * (scale + prior.eta.abs())
+    squares = g.masked_fill(none, 0).square()
     if own.full:
         kept = prior.lam @ torch.linalg.solve_ex(own.lam, likelihood.lam).result
         precisions = kept.diagonal(dim1=-2, dim2=-1)

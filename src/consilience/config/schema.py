@@ -71,6 +71,9 @@ class TaskSection(_Section):
     weights: list[NonNegative] | Literal["balanced"] | None = None
     label_smoothing: Fraction | None = None
     per_token: bool | None = None
+    ties: Literal["efron", "breslow"] | None = None
+    times: list[Positive] | None = None
+    link: Literal["logit", "cloglog"] | None = None
     augment: list[dict[str, Any]] = []
     batch_norm: Literal["estimated", "averaged"] | None = None
     objective: Any = None

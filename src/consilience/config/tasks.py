@@ -19,6 +19,7 @@ from consilience.tasks import (
     Binary,
     Classification,
     Cox,
+    DiscreteHazards,
     Heteroscedastic,
     LanguageModel,
     LeastSquares,
@@ -32,7 +33,8 @@ from consilience.tasks import (
 )
 
 LIKELIHOODS = (
-    Classification, Binary, Ordinal, MultiLabel, Regression, Heteroscedastic, Poisson, LanguageModel, CTC, Cox
+    Classification, Binary, Ordinal, MultiLabel, Regression, Heteroscedastic, Poisson, LanguageModel, CTC, Cox,
+    DiscreteHazards,
 )  # fmt: skip
 SUPERVISED: dict[str, Any] = {kind.kind: kind for kind in LIKELIHOODS}
 CATEGORICAL = (Classification.kind, Binary.kind, Ordinal.kind)  # predictions are probabilities of classes
@@ -52,6 +54,9 @@ OPTIONS = {  # keys that are a task's own arguments, and the kinds of tasks that
     "per_token": (LanguageModel.kind,),
     "weights": (Classification.kind, Binary.kind),
     "label_smoothing": (Classification.kind,),
+    "ties": (Cox.kind,),
+    "times": (DiscreteHazards.kind,),
+    "link": (DiscreteHazards.kind,),
 }
 KINDS = {**OPTIONS, **dict.fromkeys(("objective", *PLAYERS), (Adversarial.kind,))}
 
@@ -66,7 +71,7 @@ def build_task(
     for step in steps:
         if isinstance(step, Crop):
             shape[-2:] = [step.size, step.size]
-    outputs = OUTPUTS.get(section.kind, int)(outputs)
+    outputs = OUTPUTS.get(section.kind, int)(outputs) if section.times is None else len(section.times)
     model, name = _model(model_section, folder, shape, outputs, seed), model_section.name
     if section.kind == Adversarial.kind:
         return _adversarial(section, model, name, folder)
@@ -126,6 +131,8 @@ def _check_keys(section: TaskSection) -> None:
         if getattr(section, key) is not None and section.kind not in kinds:
             named = " or ".join(map(repr, kinds))
             raise ConfigError(f"task.{key}: this key is for task.kind = {named}, and it is {section.kind!r}")
+    if section.kind == DiscreteHazards.kind and section.times is None:
+        raise ConfigError(f"task.times: task.kind = {section.kind!r} needs the ends of the intervals")
     for key in ("augment", "batch_norm"):
         if getattr(section, key) and section.kind == Adversarial.kind:
             raise ConfigError(f"task.{key}: this key is for supervised tasks, and task.kind is {section.kind!r}")

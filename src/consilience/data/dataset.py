@@ -64,11 +64,11 @@ class Dataset:
     classes: tuple[str, ...] = ()
     groups: Mapping[str, Tensor] = field(default_factory=dict)
     group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
     scale: Tensor | None = None
     shift: Tensor | None = None
     name: str = "data"
     note: str = ""
-    features: tuple[str, ...] = ()
     preparation: Preparation | None = None
 
     @classmethod
@@ -130,6 +130,8 @@ class Dataset:
             )
         if not (self.scale is None and self.shift is None) and not isinstance(self.x, Tensor):
             raise DataError(f"{self.name}: scale and shift are for x of one tensor: scale the entries of x beforehand")
+        if self.features and not (isinstance(self.x, Tensor) and self.x.shape[1:] == (len(self.features),)):
+            raise DataError(f"{self.name}: features has {plural(len(self.features), 'name')}, but x is {form(self.x)}")
         if self.classes and self.labels is not None and len(self):
             low, high, count = int(self.labels.min()), int(self.labels.max()), len(self.classes)
             if not 0 <= low <= high < count:

@@ -19,7 +19,7 @@ from consilience.metrics.scores import (
     weighted_classification,
     weighted_regression,
 )
-from consilience.metrics.sequences import concordance, label_errors
+from consilience.metrics.sequences import concordance, concordant_pairs, label_errors
 from consilience.metrics.summary import (
     MARGINAL,
     NO_OWN,
@@ -32,12 +32,14 @@ from consilience.metrics.summary import (
     running_means,
     spread,
 )
+from consilience.metrics.survival import brier_scores, integrated_brier, kaplan_meier
 
 __all__ = [
     "MARGINAL", "NO_OWN", "ClassMetric", "Classified", "Directions", "InceptionDistance", "Judge", "Metric",
     "Metrics", "Modes", "PrecisionRecall", "Reliability", "ScoreCounts", "as_metrics", "auroc", "auroc_interval",
-    "best", "bounds", "check_level", "choose_score", "classification", "concordance", "density_mse", "direction",
-    "directions", "entropy", "frechet", "inception", "label_errors", "mean_of_shares", "mixture_density",
-    "multilabel", "named", "percentiles", "pixels", "regression", "reliability", "rounds_to", "running_means",
-    "spread", "weighted_classification", "weighted_regression", "wilson",
+    "best", "bounds", "brier_scores", "check_level", "choose_score", "classification", "concordance",
+    "concordant_pairs", "density_mse", "direction", "directions", "entropy", "frechet", "inception",
+    "integrated_brier", "kaplan_meier", "label_errors", "mean_of_shares", "mixture_density", "multilabel", "named",
+    "percentiles", "pixels", "regression", "reliability", "rounds_to", "running_means", "spread",
+    "weighted_classification", "weighted_regression", "wilson",
 ]  # fmt: skip

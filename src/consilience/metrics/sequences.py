@@ -22,6 +22,12 @@ def concordance(risk: Tensor, y: Tensor) -> float:
     """Harrell's C: the share of comparable pairs in which the example with the earlier event has the higher risk [N],
     ties counting ½; nan without such pairs. y [N, 2] has times and events. An example with an event is comparable with
     those of a later time, and with those that were censored at the same time."""
+    right, pairs = concordant_pairs(risk, y)
+    return right / pairs if pairs else float("nan")
+
+
+def concordant_pairs(risk: Tensor, y: Tensor) -> tuple[float, int]:
+    """(pairs in the right order, comparable pairs), of which `concordance` is the ratio. Those of clients add up."""
     risk, (time, event) = risk.detach().cpu().double(), y.detach().cpu().double().unbind(-1)
     right, pairs = 0.0, 0
     for rows in torch.split(torch.arange(len(risk))[event > 0], AT_ONCE):
@@ -29,4 +35,4 @@ def concordance(risk: Tensor, y: Tensor) -> float:
         comparable = (time > t) | ((time == t) & (event == 0))
         right += float((comparable & (r > risk)).sum() + 0.5 * (comparable & (r == risk)).sum())
         pairs += int(comparable.sum())
-    return right / pairs if pairs else float("nan")
+    return right, pairs

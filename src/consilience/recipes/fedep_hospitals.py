@@ -42,9 +42,9 @@ class Reference:
     features: list[str]
 
     @classmethod
-    def read(cls) -> Reference:
-        """The file that `benchmarks/heart_posterior.py` writes."""
-        stored = json.loads(resources.files("consilience.recipes").joinpath("heart_posterior.json").read_text())
+    def read(cls, name: str = "heart_posterior") -> Reference:
+        """The file that the script of this name in `benchmarks` writes."""
+        stored = json.loads(resources.files("consilience.recipes").joinpath(f"{name}.json").read_text())
         mean, sd = (torch.tensor(stored[key], dtype=torch.float64) for key in ("mean", "sd"))
         return cls(mean, sd, stored["features"])
 

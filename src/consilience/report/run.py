@@ -6,6 +6,7 @@ from typing import Any
 from consilience.core import text
 from consilience.report.page import Link, Page, Tile
 from consilience.report.sections.clients import run_clients
+from consilience.report.sections.clinical import coefficient_section, survival_section
 from consilience.report.sections.configuration import footer, run_configuration
 from consilience.report.sections.curves import run_curves, server_section
 from consilience.report.sections.federation import communication_section, data_section
@@ -21,6 +22,8 @@ def run_page(directory: Path) -> Page:
     """The report of the run in `directory`."""
     run = RunFiles.read(directory)
     sections = [
+        coefficient_section(run),
+        survival_section(run),
         run_curves(run),
         sample_section(run),
         run_calibration(run),

@@ -11,9 +11,12 @@ from consilience.data import Dataset, Federation
 from consilience.engines import Session, chunks
 from consilience.evaluation.scores import Evaluation
 from consilience.evaluation.weights import marginals
-from consilience.runs.run import Run
+from consilience.runs.coefficients import has_coefficients, to_json
+from consilience.runs.run import DESCRIBED, Run
 from consilience.runs.settings import Settings
 from consilience.runs.stopping import VALIDATION
+from consilience.runs.survival import profiles
+from consilience.tasks import Supervised
 from consilience.tasks.statistics import needs_statistics
 
 AUDITED = 64  # clients whose states an audit looks at together
@@ -106,10 +109,27 @@ def can_predict(run: Run) -> bool:
 
 
 def final_evaluation(run: Run) -> dict[str, Any] | None:
-    """The content of evaluation.json: the last scores, and the posterior's marginals of the weights."""
+    """The content of evaluation.json: the last scores, the posterior's marginals of the weights, the coefficients of a
+    linear model, and survival curves."""
     if run.latest is None:
         return None
-    posterior = run.posterior
-    weights = marginals(run.network, posterior) if isinstance(posterior, Gaussian) else None
-    found = run.latest.to_json()
-    return found if weights is None else {**found, "posterior": weights}
+    posterior, task = run.posterior, run.network
+    weights = marginals(task, posterior) if isinstance(posterior, Gaussian) else None
+    curves = None
+    if run.test is not None and isinstance(posterior, Gaussian) and isinstance(task, Supervised):
+        strata = [run.federation.client(k) for k in range(len(run.federation))]
+        curves = profiles(task, run.newcomer(), run.test, strata)
+    found = {"posterior": weights, "coefficients": _coefficients(run), "survival": curves}
+    return run.latest.to_json() | {name: part for name, part in found.items() if part is not None}
+
+
+def _coefficients(run: Run) -> dict[str, Any] | None:
+    """The coefficients of all clients together, of a new client, and of clients with beliefs of their own."""
+    if not has_coefficients(run.network, run.posterior):
+        return None
+    found = [run.coefficients()]
+    if run.algorithm.pools_partially:
+        found.append(run.coefficients(newcomer=True))
+    if run.algorithm.personalises and run.states.known:
+        found += [run.coefficients(client) for client in range(min(len(run.federation), DESCRIBED))]
+    return to_json(found)

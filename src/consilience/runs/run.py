@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -31,18 +31,20 @@ from consilience.evaluation import (
     prediction_sets,
     uncertainty,
 )
-from consilience.evaluation.baseline import with_majority
 from consilience.evaluation.calibration import LEVEL
+from consilience.evaluation.majority import with_majority
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
 from consilience.evaluation.samples import generate
 from consilience.evaluation.shift import LabelShift, estimate_shift
 from consilience.metrics import Metric, Metrics, as_metrics, directions
+from consilience.runs.coefficients import EVERYONE, NEWCOMER, Coefficients, coefficients
 from consilience.runs.directory import RunDirectory
 from consilience.runs.export import Example, export_module, ready, save_pretrained
 from consilience.runs.identity import describe
 from consilience.runs.members import Members
 from consilience.runs.rows import flat, frame
 from consilience.runs.stored import RunFiles, no_newcomer
+from consilience.runs.survival import SurvivalCurves, baseline_hazard, survival_curves
 from consilience.tasks import Adversarial, Supervised, Task
 from consilience.tasks.statistics import Sums, needs_statistics, with_sums
 
@@ -165,6 +167,43 @@ class Run:
         if self.algorithm.alone:
             raise no_newcomer(self.algorithm.name)
         return self.algorithm.newcomer(self.server)
+
+    def coefficients(
+        self, client: int | str | None = None, *, newcomer: bool = False, level: float = 0.95, exp: bool | None = None
+    ) -> Coefficients:
+        """The coefficients of a linear model with credible intervals, without intercepts: of the `posterior`, of a
+        client's own belief, or with `newcomer` of the belief about a new client. `exp` None shows hazard, odds or rate
+        ratios where the task has them."""
+        belief, of = (self.newcomer(), NEWCOMER) if newcomer else (self.posterior, EVERYONE)
+        if client is not None:
+            belief, of = self.personal(client), self.federation.name(self.federation.number(client))
+        return coefficients(self.network, belief, self.federation.data, of=of, level=level, exp=exp)
+
+    def survival(
+        self,
+        x: Inputs,
+        *,
+        client: int | str | None = None,
+        times: Sequence[float] | Tensor | None = None,
+        level: float = 0.95,
+        samples: int = 200,
+        seed: int = 0,
+    ) -> SurvivalCurves:
+        """Survival curves with credible bands for inputs x, at a client or at a new one. Cox takes the baseline hazard
+        of this client's patients, or one for the patients of all clients together."""
+        belief = self.newcomer() if client is None else self.personal(client)
+        how: dict[str, Any] = {"times": times, "level": level, "samples": samples, "seed": seed}
+        return survival_curves(self.network, belief, self._strata(client), x, **how)
+
+    def baseline_hazard(self, client: int | str | None = None) -> tuple[Tensor, Tensor]:
+        """(event times, cumulative hazard after each) of Cox's model at x = 0: of a client, or of all clients'
+        patients together."""
+        belief = self.newcomer() if client is None else self.personal(client)
+        return baseline_hazard(self.network, belief, self._strata(client))
+
+    def _strata(self, client: int | str | None) -> list[Dataset]:
+        clients = range(len(self.federation)) if client is None else [self.federation.number(client)]
+        return [self.federation.client(k) for k in clients]
 
     def forget(self, client: int | str, *, rounds: Size = 0, seed: int = 0) -> Run:
         """This run without one client: its factor is divided out of the server's belief. Exact for conjugate models;

@@ -25,6 +25,7 @@ from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, 
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.evaluation.sets import Intervals, LabelSets
 from consilience.metrics import Directions, Metrics, Reliability
+from consilience.runs import coefficients as tables
 from consilience.runs.directory import CALIBRATION, NEWCOMER, POSTERIOR, STATISTICS, RunDirectory
 from consilience.runs.reading import read, read_json, read_lines, read_posterior
 from consilience.runs.rows import flat, frame
@@ -183,6 +184,14 @@ class StoredRun:
         belief, x = self.newcomer, model_inputs(x, self.preparation)
         how: dict[str, Any] = {"samples": samples, "point": point, "seed": seed, "batch_size": batch_size}
         return predict_inputs(self._prepared(task, belief), belief, x, **how)
+
+    def coefficients(
+        self, client: str | None = None, *, newcomer: bool = False, level: float = 0.95, exp: bool | None = None
+    ) -> tables.Coefficients:
+        """The coefficients of a linear model with credible intervals, as by `Run.coefficients`, of the beliefs that the
+        final evaluation has stored."""
+        of = tables.NEWCOMER if newcomer else tables.EVERYONE if client is None else client
+        return tables.stored(RunFiles.read(self.directory).evaluation, of, level, exp)
 
     @property
     def preparation(self) -> Preparation | None:

@@ -8,6 +8,7 @@ from consilience.tasks.supervised import (
     Binary,
     Classification,
     Cox,
+    DiscreteHazards,
     Heteroscedastic,
     LanguageModel,
     MultiLabel,
@@ -19,6 +20,7 @@ from consilience.tasks.supervised import (
 from consilience.tasks.task import Task
 
 __all__ = [
-    "CTC", "Adversarial", "Binary", "Classification", "Cox", "Heteroscedastic", "LanguageModel", "LeastSquares",
-    "Likelihood", "MultiLabel", "Objective", "Ordinal", "Poisson", "Regression", "Supervised", "Task", "Wasserstein",
+    "CTC", "Adversarial", "Binary", "Classification", "Cox", "DiscreteHazards", "Heteroscedastic", "LanguageModel",
+    "LeastSquares", "Likelihood", "MultiLabel", "Objective", "Ordinal", "Poisson", "Regression", "Supervised",
+    "Task", "Wasserstein",
 ]  # fmt: skip

@@ -68,8 +68,12 @@ class Supervised(Task):
         self.kind = likelihood.kind
 
     @property
+    def whole_batch(self) -> bool:
+        return self.likelihood.whole_batch
+
+    @property
     def pads(self) -> bool:
-        return super().pads and not self.likelihood.whole_batch
+        return super().pads and not self.whole_batch
 
     def settings(self) -> dict[str, Any]:
         return self.likelihood.settings()
@@ -275,10 +279,28 @@ class CTC(Supervised):
 
 
 class Cox(Supervised):
-    """Survival times: Cox's partial likelihood of log hazards f(x), with risk sets within a batch. A `batch_size` that
-    no client exceeds gives every client its full risk sets. See `likelihoods.PartialLikelihood`."""
+    """Survival times: Cox's partial likelihood of log hazards f(x), with risk sets within a batch and `ties` by Efron
+    or Breslow. Every client is a stratum with a baseline hazard of its own. A `batch_size` that no client exceeds gives
+    every client its full risk sets. See `likelihoods.PartialLikelihood`."""
 
     kind = likelihoods.PartialLikelihood.kind
 
-    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
-        super().__init__(module, likelihoods.PartialLikelihood(), **options)
+    def __init__(self, module: nn.Module, *, ties: likelihoods.Ties = "efron", **options: Unpack[Options]) -> None:
+        super().__init__(module, likelihoods.PartialLikelihood(ties), **options)
+
+
+class DiscreteHazards(Supervised):
+    """Survival times in intervals that end at `times`: p(event in interval k | none before, x, θ) is the inverse `link`
+    of f(x)_k, for a module with T outputs. See `likelihoods.Hazards` and `models.ProportionalHazards`."""
+
+    kind = likelihoods.Hazards.kind
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        times: Sequence[float] | Tensor,
+        link: likelihoods.Link = "logit",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(module, likelihoods.Hazards(times, link), **options)

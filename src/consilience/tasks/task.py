@@ -110,6 +110,11 @@ class Task(ABC):
         return None
 
     @property
+    def whole_batch(self) -> bool:
+        """Whether the loss of an example depends on the others of its batch."""
+        return False
+
+    @property
     def pads(self) -> bool:
         """Whether batches may be padded with rows of weight 0, as clients that are computed together need them."""
         return not self.mixes

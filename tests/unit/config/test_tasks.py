@@ -150,7 +150,8 @@ OWN: dict[str, Any] = {
         ({"kind": "poisson"}, cs.Poisson, 2),
         ({"kind": "language-model", "per_token": True}, cs.LanguageModel, 2),
         ({"kind": "ctc"}, cs.CTC, 2),
-        ({"kind": "cox"}, cs.Cox, 1),
+        ({"kind": "cox", "ties": "breslow"}, cs.Cox, 1),
+        ({"kind": "discrete-hazards", "times": [1, 2, 4], "link": "cloglog"}, cs.DiscreteHazards, 3),
     ],
 )
 def test_every_likelihood_has_a_kind_with_its_options_and_outputs(config: Any, task: Any, expected: Any, outputs: int):
@@ -181,6 +182,8 @@ OWN_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"kind": "ordinal", "weights": [1, 2]}, "this key is for task.kind = 'classification' or 'binary', and it is"),
     ({"kind": "ctc", "per_token": True}, "task.per_token: this key is for task.kind = 'language-model', and it is"),
     ({"kind": "cox", "arguments": {"ties": 1}}, "task.arguments: these are for a task of your own"),
+    ({"kind": "discrete-hazards"}, "task.times: task.kind = 'discrete-hazards' needs the ends of the intervals"),
+    ({"kind": "cox", "link": "logit"}, "task.link: this key is for task.kind = 'discrete-hazards', and it is 'cox'"),
     ({"kind": "bnary"}, "task.kind: unknown kind 'bnary'; did you mean 'binary'?"),
     ({"label_smoothing": 1}, "task.label_smoothing must be below 1, got 1"),
     ({"weights": [-1]}, "task.weights.0 must be at least 0"),

@@ -117,6 +117,13 @@ def test_labels_must_be_those_of_the_classes_that_are_named() -> None:
 # Rows by index
 
 
+def test_names_of_features_are_kept_by_an_index_and_fit_the_columns() -> None:
+    data = cs.Dataset(X, Y, features=("age", "dose", "sex"))
+    assert data[1:3].features == ("age", "dose", "sex")
+    sentence = refused(lambda: cs.Dataset(X, Y, features=("age", "dose")))
+    assert "features has 2 names, but x is 3 float32" in sentence
+
+
 def test_an_index_gives_a_model_input_and_a_target() -> None:
     data = cs.Dataset(X.to(torch.uint8), Y, scale=0.5)
     x, y = data[1]
@@ -154,6 +161,7 @@ def test_silos_that_are_alike_are_joined() -> None:
     [
         ({"classes": ("ill", "well")}, "in classes, ('well', 'ill') and ('ill', 'well'): "),
         ({"classes": ()}, "in classes, ('well', 'ill') and (): "),
+        ({"features": ("a", "b", "c")}, "in features, () and ('a', 'b', 'c'): "),
         ({"scale": torch.tensor(0.5)}, "in scale, None and 0.5: "),
         ({"shift": torch.ones(3)}, "in shift, None and [1.0, 1.0, 1.0]: "),
         ({"x": X[:, :2]}, "in x, 3 float32 and 2 float32: "),

@@ -11,6 +11,7 @@ from consilience.evaluation.samples import image_samples, point_samples
 from consilience.evaluation.uncertainty import Entropies
 from consilience.report.page import Section, Table
 from consilience.report.sections.clients import comparison_clients, fairness_section, run_clients
+from consilience.report.sections.clinical import coefficient_section, survival_section
 from consilience.report.sections.configuration import comparison_configuration, run_configuration
 from consilience.report.sections.curves import comparison_curves, run_curves, server_section
 from consilience.report.sections.federation import communication_section, data_section
@@ -387,3 +388,62 @@ def test_a_score_of_a_client_has_its_interval_and_its_majority_baseline(make: Ma
         ("1.000", "–", ""),
     ]
     assert "95% confidence intervals" in table.caption
+
+
+# Clinical studies
+
+
+def about(of: str, *means: float) -> dict[str, Any]:
+    return {"of": of, "mean": list(means), "sd": [0.1] * len(means)}
+
+
+def table_of(*beliefs: dict[str, Any], ratio: str = "hazard ratio") -> dict[str, Any]:
+    return {"coefficients": {"names": ["age", "dose"], "ratio": ratio, "beliefs": list(beliefs)}}
+
+
+def test_coefficients_of_all_clients_stand_beside_those_of_a_new_one_and_the_range_of_clients(make: Make) -> None:
+    beliefs = [
+        about("all clients", 0.0, 1.0),
+        about("a new client", 0.0, 1.0),
+        about("a", -0.1, 1.0),
+        about("b", 0.1, 1.0),
+    ]
+    section = coefficient_section(make(table_of(*beliefs)))
+    assert list(section.tables[0].head) == [
+        "covariate", "hazard ratio", "95% interval", "P(sign)", "interval of a new client", "estimates of clients",
+    ]  # fmt: skip
+    assert texts(section.tables[0])[0] == [
+        "age", "1.000", "0.822 to 1.217", "0.500", "0.822 to 1.217", "0.905 to 1.105",
+    ]  # fmt: skip
+    assert [key.label for key in section.legend] == ["all clients", "a", "b"]
+    ((title, own),) = section.folded
+    assert title == "Coefficients of each client"
+    assert isinstance(own, Table)
+    assert [row[:2] for row in texts(own)] == [["a", "age"], ["a", "dose"], ["b", "age"], ["b", "dose"]]
+
+
+def test_of_many_clients_only_the_common_coefficients_have_colours(make: Make) -> None:
+    beliefs = [about("all clients", 0.0, 1.0), about("a new client", 0.0, 1.0)]
+    beliefs += [about(f"site {k}", 0.1 * k, 1.0) for k in range(9)]
+    section = coefficient_section(make(table_of(*beliefs)))
+    assert [key.label for key in section.legend] == ["all clients", "a new client"]
+    assert "pale dots" in section.plots[0].caption
+
+
+def test_effects_are_shown_as_they_are_and_a_shared_model_has_no_legend(make: Make) -> None:
+    section = coefficient_section(make(table_of(about("all clients", 0.0, 1.0), ratio="")))
+    assert list(section.tables[0].head) == ["covariate", "coefficient", "95% interval", "P(sign)"]
+    assert not section.legend
+    assert "same side of 0" in section.text
+
+
+def test_survival_curves_have_a_legend_and_their_level(make: Make) -> None:
+    curve = {"name": "median risk", "mean": [1.0, 0.5], "lower": [1.0, 0.4], "upper": [1.0, 0.6]}
+    section = survival_section(make({"survival": {"times": [0.0, 9.0], "level": 0.9, "curves": [curve]}}))
+    assert [key.label for key in section.legend] == ["median risk"]
+    assert "probability of 90%" in section.text
+
+
+def test_a_run_without_coefficients_and_survival_shows_neither(make: Make) -> None:
+    assert not coefficient_section(make()).shown
+    assert not survival_section(make()).shown

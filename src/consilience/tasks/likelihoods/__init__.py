@@ -3,11 +3,13 @@
 from consilience.tasks.likelihoods.base import IGNORED, Likelihood, Predictions, Tally, samples
 from consilience.tasks.likelihoods.classes import Bernoulli, Binary, Categorical, Ordinal, Weighing
 from consilience.tasks.likelihoods.function import Function
+from consilience.tasks.likelihoods.hazards import Hazards, Link
 from consilience.tasks.likelihoods.numbers import Counts, Normal, NormalWithVariance
 from consilience.tasks.likelihoods.sequences import Alignments, Tokens
-from consilience.tasks.likelihoods.survival import PartialLikelihood
+from consilience.tasks.likelihoods.survival import PartialLikelihood, Ties
 
 __all__ = [
-    "IGNORED", "Alignments", "Bernoulli", "Binary", "Categorical", "Counts", "Function", "Likelihood", "Normal",
-    "NormalWithVariance", "Ordinal", "PartialLikelihood", "Predictions", "Tally", "Tokens", "Weighing", "samples",
+    "IGNORED", "Alignments", "Bernoulli", "Binary", "Categorical", "Counts", "Function", "Hazards", "Likelihood",
+    "Link", "Normal", "NormalWithVariance", "Ordinal", "PartialLikelihood", "Predictions", "Tally", "Ties", "Tokens",
+    "Weighing", "samples",
 ]  # fmt: skip

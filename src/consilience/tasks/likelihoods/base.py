@@ -46,6 +46,9 @@ class Likelihood(ABC):
     """Whether scores use the variance of predictions over networks."""
     streams: ClassVar[bool] = False
     """Whether predictions are large: evaluation scores them batch by batch and keeps none."""
+    ratio: ClassVar[str | None] = None
+    """What e^coefficient of a linear module is, such as "odds ratio"; empty if a coefficient is an effect as it is, and
+    None if it has no meaning of its own."""
     probed: ClassVar[int] = 2
     """The number of examples that `check` looks at."""
 

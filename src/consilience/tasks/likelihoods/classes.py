@@ -68,6 +68,7 @@ class Categorical(Weighing):
     `label_smoothing` ε trains for (1 − ε) of the label and ε / C of every class. Scores do not use it."""
 
     kind = "classification"
+    ratio = "odds ratio"
     categorical = True
     label_smoothing: float = 0.0
 
@@ -113,6 +114,7 @@ class Binary(Weighing):
     like those of two classes."""
 
     kind = "binary"
+    ratio = "odds ratio"
     categorical = True
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
@@ -192,6 +194,7 @@ class Bernoulli(Likelihood):
     """p(y | output) = Π_l Bernoulli(y_l; σ(output_l))."""
 
     kind = "multi-label"
+    ratio = "odds ratio"
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(output, y, reduction="none").sum(-1)

@@ -20,6 +20,7 @@ class Normal(Likelihood):
     """p(y | output) = N(output, noise²). The loss is ½‖y − output‖²/noise², without the constant."""
 
     kind = "regression"
+    ratio = ""
     gaussian = True
     spreads = True
     noise: float = 1.0
@@ -121,6 +122,7 @@ class Counts(Likelihood):
     """p(y | output) = Poisson(y; e^output), for log rates and counts of one shape; [B, 1] also fits counts [N]."""
 
     kind = "poisson"
+    ratio = "rate ratio"
     spreads = True
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
