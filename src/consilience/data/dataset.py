@@ -125,13 +125,9 @@ class Dataset:
         for what in ("x", "y"):
             check_names(getattr(self, what), f"{self.name}: {what}")
         if self.features and not (isinstance(self.x, Tensor) and self.x.shape[1:] == (len(self.features),)):
-            raise DataError(
-                f"{self.name}: there are {plural(len(self.features), 'feature name')}, but x is {form(self.x)}"
-            )
+            raise DataError(f"{self.name}: features has {plural(len(self.features), 'name')}, but x is {form(self.x)}")
         if not (self.scale is None and self.shift is None) and not isinstance(self.x, Tensor):
             raise DataError(f"{self.name}: scale and shift are for x of one tensor: scale the entries of x beforehand")
-        if self.features and not (isinstance(self.x, Tensor) and self.x.shape[1:] == (len(self.features),)):
-            raise DataError(f"{self.name}: features has {plural(len(self.features), 'name')}, but x is {form(self.x)}")
         if self.classes and self.labels is not None and len(self):
             low, high, count = int(self.labels.min()), int(self.labels.max()), len(self.classes)
             if not 0 <= low <= high < count:
