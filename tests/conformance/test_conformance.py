@@ -112,7 +112,7 @@ def test_local_is_pure(method):
 
 @cases([*ALGORITHMS, SWITCH])
 def test_a_run_in_float64_that_is_cut_and_resumed_is_the_uninterrupted_run(method, tmp_path):
-    class CutError(Exception):
+    class CutError(BaseException):
         pass
 
     def cut(run, line):

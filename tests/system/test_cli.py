@@ -376,7 +376,9 @@ def test_compare_prints_a_table_and_writes_a_report(consilience: Command, tmp_pa
     out = tmp_path / "runs" / "config-compare"
     result = json.loads((out / "comparison.json").read_text())
     assert {row["method"] for row in result["rows"]} == {"FedAvg", "LocalOnly"}
-    assert {row["metric"] for row in result["rows"]} == {"accuracy", "nll", "ece", "brier", "seconds", "MB sent"}
+    assert {row["metric"] for row in result["rows"]} == {
+        "accuracy", "nll", "ece", "brier", "auroc", "balanced_accuracy", "seconds", "MB sent",
+    }  # fmt: skip
     assert all(row["n"] == 2 and row["std"] is not None for row in result["rows"])
     for row in result["rows"]:
         assert f"{row['mean']:.3f} ± {row['std']:.3f}" in ended.out

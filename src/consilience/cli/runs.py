@@ -118,7 +118,8 @@ def run(
     kinds = {} if scored is None else {"point": (scored.point, scored.intervals)}
     if scored is not None and scored.marginal:
         kinds["marginal"] = scored.marginal, scored.marginal_intervals
-    scores = Table("", *kinds, title=f"{result.algorithm.name}, round {shown}")
+    title = f"{result.algorithm.name}, round {shown}"
+    scores = Table("", *kinds, title=title, min_width=len(title))
     for metric in in_order(metric for values, _ in kinds.values() for metric in values):
         cells = (
             with_interval(values[metric], ends.get(metric)) if metric in values else ""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from scipy.stats import norm
 from torch import Tensor
 
 from consilience.core import DataError, TaskError, keys
+from consilience.metrics.intervals import z_of
 from consilience.tasks import Supervised, Task
 
 
@@ -179,7 +179,7 @@ class Numbers:
 
     def naive(self, coverage: float) -> Intervals:
         """The boxes with this probability, if the numbers of an example are independent."""
-        return self._within(_naive(coverage), norm.ppf((1 + coverage ** (1 / self.mean.shape[1])) / 2))
+        return self._within(_naive(coverage), z_of(coverage ** (1 / self.mean.shape[1])))
 
     def _within(self, threshold: Threshold, deviations: float) -> Intervals:
         return Intervals(threshold, self.mean - deviations * self.sd, self.mean + deviations * self.sd)

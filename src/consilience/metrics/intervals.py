@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import torch
-from scipy.stats import norm, rankdata
 from torch import Tensor
 
 from consilience.core.errors import ConfigError
@@ -21,7 +21,7 @@ def check_level(level: float | None) -> None:
 
 def z_of(level: float) -> float:
     """The quantile of the standard normal distribution of a two-sided interval."""
-    return float(norm.ppf((1 + level) / 2))
+    return NormalDist().inv_cdf((1 + level) / 2)
 
 
 def wilson(share: float, count: float, level: float) -> Bounds:
@@ -50,6 +50,8 @@ def auroc_interval(negative: Tensor, positive: Tensor, level: float) -> Bounds |
     n, m = len(negative), len(positive)
     if min(n, m) < 2:
         return None
+    from scipy.stats import rankdata  # slow to load
+
     scores = torch.cat([positive, negative]).detach().cpu().double().numpy()
     pooled, own, others = rankdata(scores), rankdata(scores[:m]), rankdata(scores[m:])
     # The share of negative scores below each positive one, and of positive scores above each negative one.

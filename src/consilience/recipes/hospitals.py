@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,12 +17,14 @@ from consilience.recipes.base import Options, Recipe, finished, rows_of
 from consilience.recipes.personal_members import halves
 from consilience.recipes.personal_setting import Table, hospitals, learn, names, scored, without
 from consilience.runs import Run, changes
+from consilience.runs.coefficients import Coefficients, to_json
 from consilience.studies.comparison import Comparison
 
 ALONE, SHARED, OWN = "alone", "one model for all", "partial pooling"
 LABELLED = (5, 10, 20, 40)
 SHOWN = 20  # labelled patients, in the finding
-DRAWS = 200  # of a posterior, for predictions
+DRAWS = 100  # of a posterior, for predictions
+FACTORS = 8  # risk factors whose coefficients are shown
 TEXT = (
     "Cleveland, Hungary, Switzerland and Long Beach each hold the records of their own patients, with different "
     "shares of disease and different missing columns. The model is Bayesian logistic regression on 29 features. "
@@ -32,7 +34,8 @@ TEXT = (
     "split. “m = 20”: three hospitals train with all their patients, and the fourth joins with 20 labelled patients of "
     "its own; half of its patients are the test data. “m = 0” is a hospital without labels. Coverage is that of sets "
     "that should contain the truth for 90 % of the patients; half of the patients train the model for them, a quarter "
-    "calibrates. Splits share patients, so standard deviations over splits say less than they would for new patients."
+    "calibrates. Coefficients are those of the eight surest risk factors, from all patients. Splits share patients, so "
+    "standard deviations over splits say less than they would for new patients."
 )
 
 
@@ -171,6 +174,17 @@ class Study:
         ]
 
 
+def risk_factors(method: tuple[Algorithm, int]) -> list[Coefficients]:
+    """The coefficients of the risk factors that are surest for all hospitals together, and those of each hospital, from
+    all patients."""
+    run = learn(method, hospitals())
+    everyone = run.coefficients()
+    surest = everyone.sign.argsort(descending=True)[:FACTORS]
+    found = [everyone, *(run.coefficients(name) for name in names(hospitals()))]
+    chosen = tuple(everyone.names[row] for row in surest.tolist())
+    return [replace(one, names=chosen, mean=one.mean[surest], sd=one.sd[surest]) for one in found]
+
+
 def run(options: Options) -> Comparison:
     """All questions on each split."""
     study, start = Study(options), time.perf_counter()
@@ -179,6 +193,7 @@ def run(options: Options) -> Comparison:
     return finished(
         "hospitals", "Should a hospital take part?", TEXT, options, rows_of(study.shown), study.figures(), start,
         finding=study.finding, per_client=study.table.per_client(), over="splits",
+        coefficients=to_json(risk_factors(methods()[OWN])),
     )  # fmt: skip
 
 

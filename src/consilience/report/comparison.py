@@ -12,6 +12,7 @@ from consilience.report.drawing.canvas import swatch
 from consilience.report.drawing.panels import side_by_side
 from consilience.report.page import Cell, Page, Plot, Section, Table
 from consilience.report.sections.clients import client_facts, comparison_clients, fairness_section
+from consilience.report.sections.clinical import coefficient_section
 from consilience.report.sections.configuration import comparison_configuration, footer
 from consilience.report.sections.curves import comparison_curves
 from consilience.report.sections.federation import data_section
@@ -19,7 +20,7 @@ from consilience.report.sections.results import difference_section, local_sectio
 from consilience.report.sections.uncertainty import comparison_calibration, comparison_entropy
 from consilience.report.sections.words import method_key, own_directions
 from consilience.runs.reading import read_json
-from consilience.runs.stored import read_runs
+from consilience.runs.stored import RunFiles, read_runs
 
 
 def comparison_page(directory: Path) -> Page:
@@ -36,6 +37,7 @@ def comparison_page(directory: Path) -> Page:
         result_section(rows, methods, str(content.get("over") or "seeds"), ways),
         difference_section(content.get("paired") or [], methods, ways),
         *(_figure_section(figure, methods) for figure in content.get("figures") or []),
+        coefficient_section(RunFiles({}, [], {"coefficients": content.get("coefficients")})),
         comparison_curves(runs),
         comparison_clients(clients, methods, ways),
         client_facts(runs),

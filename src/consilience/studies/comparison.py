@@ -44,7 +44,7 @@ class Comparison:
     """Rows over methods and metrics, per-client scores, figures, and the runs behind them. `finding` says in words what
     was found. `over` names the unit of a row's n. `scores` has every seed's, `paired` the differences of methods to the
     first one, `at_clients` those to LocalOnly at each client, `tuning` the trials of their settings, `directions` those
-    of own metrics (+1 if more is better), `out` the directory."""
+    of own metrics (+1 if more is better), `coefficients` a table of them as in evaluation.json, `out` the directory."""
 
     title: str
     text: str = ""
@@ -61,6 +61,7 @@ class Comparison:
     at_clients: list[dict[str, Any]] = field(default_factory=list)
     tuning: list[dict[str, Any]] = field(default_factory=list)
     directions: dict[str, int] = field(default_factory=dict)
+    coefficients: dict[str, Any] | None = None
     out: Path | None = field(default=None, init=False)
 
     def save(self, out: Path) -> None:

@@ -176,7 +176,7 @@ def test_clients_are_told_nothing_of_the_key():
 
 
 def test_a_resumed_run_goes_on_with_the_key_that_it_had(tmp_path, monkeypatch):
-    class CutError(Exception):
+    class CutError(BaseException):
         pass
 
     def cut(run, line):
