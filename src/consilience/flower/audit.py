@@ -38,7 +38,8 @@ class AuditLog:
         return self.place / FILE
 
     def write(self, event: str, **facts: Any) -> None:
-        """Add a line, and flush it to the disk. `facts` are plain data. A last line that a kill cut short is removed."""
+        """Add a line, and flush it to the disk. `facts` are plain data. A last line that a kill
+        cut short is removed."""
         self.place.mkdir(parents=True, exist_ok=True)
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.clock()))
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
