@@ -16,7 +16,7 @@ ROOT = "consilience"
 # From the bottom to the top. A module imports only from packages in lower rows, or from its own package.
 LAYERS = [
     ["core"],
-    ["figures"],
+    ["figures", "secure"],
     ["data"],
     ["compute"],
     ["metrics", "models"],

@@ -26,7 +26,7 @@ from consilience.core.text import plural
 
 __all__ = [
     "Addressed", "Point", "Tree", "Weighted", "add", "check", "leaves", "nbytes",
-    "pack", "record", "rows", "stack", "static", "to", "tree_map", "unpack",
+    "pack", "parts", "record", "rows", "stack", "static", "to", "tree_map", "unpack",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def shape(theta: Tensor) -> str:
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """All tensors with their dotted names, in field order."""
-    for name, child in _children(tree):
+    for name, child in parts(tree):
         where = f"{path}.{name}" if path else name
         if isinstance(child, Tensor):
             yield where, child
@@ -151,7 +151,8 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from leaves(child, where)
 
 
-def _children(tree: Tree) -> list[tuple[str, Tree]]:
+def parts(tree: Tree) -> list[tuple[str, Tree]]:
+    """The parts of a tree by name, in field order."""
     if tree is None:
         return []
     if isinstance(tree, Tensor):
@@ -233,7 +234,7 @@ def _describe(tree: Tree) -> Any:
         return None
     if isinstance(tree, Tensor):
         return "tensor"
-    children = _children(tree)
+    children = parts(tree)
     if isinstance(tree, tuple):
         return [_describe(child) for _, child in children]
     fields = {name: _describe(child) for name, child in children}
@@ -354,7 +355,7 @@ def _exact(tree: Tree) -> str:
 def _name(tree: Tree) -> str:
     if tree is None or isinstance(tree, Tensor):
         return "None" if tree is None else "Tensor"
-    inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in _children(tree)}
+    inner = {name: "" if isinstance(child, Tensor) else f"={_name(child)}" for name, child in parts(tree)}
     if not isinstance(tree, tuple | dict):
         inner |= {name: f"={value!r}" for name, value in _named_static(tree).items()}
     return f"{type(tree).__name__}({', '.join(name + what for name, what in inner.items())})"
