@@ -1,5 +1,7 @@
-"""Sums that the server learns without learning any addend: fixed point, masks, and the protocol."""
+"""Sums that the server learns without learning any addend: fixed point, masks, and the protocol.
 
-from consilience.secure.fixed import Encoding, Fold
+`client` and `server` have the protocol. They need the package cryptography, and engines do without it."""
 
-__all__ = ["Encoding", "Fold"]
+from consilience.secure.fixed import REACH, Encoding, Fold
+
+__all__ = ["REACH", "Encoding", "Fold"]
