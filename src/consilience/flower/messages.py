@@ -19,6 +19,7 @@ from consilience.core.errors import ConsilienceError, RecordError
 from consilience.core.records import Tree, pack
 from consilience.core.text import plain
 from consilience.data.tables import Preparation, Summary
+from consilience.secure.messages import Advert, Blob, Names, Opened, Shares, Terms
 
 P = TypeVar("P", bound="Payload")
 LONGEST_PAYLOAD = 1_000_000  # characters of JSON; tables of a thousand columns are summed up in half of it
@@ -50,6 +51,7 @@ class Token(NamedTuple):
 NO_STATE = Token(0, 0)
 CALIBRATION = "calibration"  # the name of the queries that ask for the scores of calibration examples
 STATISTICS = "statistics"  # the name of the queries that ask for statistics of BatchNorm layers
+SECURE = "secure"  # the name of the queries that are steps of a secure sum
 
 
 def _printable(name: str) -> str:
@@ -93,11 +95,25 @@ TreeForm = (
 """The form of inputs or targets: of one tensor, or of a tuple or dict."""
 
 
+class SecurePart(Payload):
+    """What a site needs to mask its answer: the terms of the sum, the shares that other sites have sealed for it, and
+    what gives the encoding (see `secure.Encoding`)."""
+
+    terms: Terms
+    sealed: Annotated[dict[Name, Blob], Field(max_length=MANY)] = {}
+    clients: PositiveInt
+    largest: PositiveInt
+    examples: PositiveInt
+    reach: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class Request(Payload):
     """What the server asks of a site. If sites hold tables, every request brings their common `preparation`, because a
-    site may answer each in a new process."""
+    site may answer each in a new process. With a `secure` part the answer goes into a secure sum: the site sends a
+    `MaskedReply`."""
 
     preparation: Preparation | None = None
+    secure: SecurePart | None = None
 
 
 class InfoRequest(Request):
@@ -162,6 +178,37 @@ class TrainReply(Payload):
     reason: Text = ""
     notes: Notes = {}
     guards: Annotated[dict[Name, Number], Field(max_length=MANY)] = {}
+
+
+class MaskedReply(Payload):
+    """An answer that goes into a secure sum: "done" comes with the masked vector. The others come without: "lost" if
+    the state to start from is not on the disk, "failed" for any other `reason`."""
+
+    records = frozenset({"masked"})
+    status: Literal["done", "lost", "failed"]
+    reason: Text = ""
+
+
+class SecureRequest(Request):
+    """A step of a secure sum (see `secure.client`): "keys"; "shares", with the keys of all; "arrived", with the sites
+    whose vectors arrived; "open", with their signatures under that list."""
+
+    step: Literal["keys", "shares", "arrived", "open"]
+    terms: Terms
+    adverts: Annotated[list[Advert], Field(max_length=MANY)] = []
+    arrived: Names = []
+    signatures: Annotated[dict[Name, Blob], Field(max_length=MANY)] = {}
+
+
+class SecureReply(Payload):
+    """The answer to a step. `spent` says that the site has let its vector, or one of the same round, be opened among
+    other sites."""
+
+    advert: Advert | None = None
+    shares: Shares | None = None
+    signature: Blob = ""
+    opened: Opened | None = None
+    spent: bool = False
 
 
 class BeliefRequest(Request):
