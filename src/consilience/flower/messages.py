@@ -96,14 +96,15 @@ TreeForm = (
 
 
 class SecurePart(Payload):
-    """What a site needs to mask its answer: the terms of the sum, the shares that other sites have sealed for it, and
-    what gives the encoding (see `secure.Encoding`)."""
+    """What a site needs to mask its answer: the terms of the sum, the shares that other sites have sealed for it, what
+    gives the encoding (see `secure.Encoding`), and the number of examples for which the site counts at most."""
 
     terms: Terms
     sealed: Annotated[dict[Name, Blob], Field(max_length=MANY)] = {}
     clients: PositiveInt
     largest: PositiveInt
     examples: PositiveInt
+    counted: PositiveInt
     reach: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
