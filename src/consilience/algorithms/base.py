@@ -116,6 +116,20 @@ class Algorithm(ABC):
         client keeps the state that it had before the round."""
         return {}
 
+    def objection(self, measures: dict[str, Tensor]) -> str:
+        """Why a client withholds its own update, which has these `measures` [1]; empty if it sends it. Under secure
+        aggregation only the client sees its update, so it does what `refusals` can do without other clients."""
+        return ""
+
+    def implausible(self, server: Any, update: Any) -> str:
+        """Why the server drops a round, judged by the sum of its updates alone; empty if it does not."""
+        return ""
+
+    def estimate(self, server: Any, share: float) -> Tree:
+        """The state (without client axis) of a client with this share of all examples, estimated from the server's
+        state, for `swap` and `forget` where nobody else knows it; None if it cannot be estimated."""
+        return None
+
     @abstractmethod
     def fuse(self, server: Any, update: Any) -> Tree:
         """The server's state after a round, from the sum of the updates (or from all of them, if not additive)."""

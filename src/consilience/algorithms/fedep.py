@@ -62,6 +62,11 @@ class FedEP(Factors):
         q = server.q / state.factor
         return Server(q, self.server.start(q))
 
+    def estimate(self, server: Server, share: float) -> Client:
+        """(q / p₀)^share, as FedSEP removes it."""
+        factor = (server.q / self.before(server.q.eta)) ** share
+        return Client(factor, self._on_sites.start(factor))
+
     def audit(self, server: Server, states: Iterable[Client]) -> dict[str, float]:
         plain = isinstance(self.server, Momentum) and not self.server.momentum and self._on_sites == self.server
         sites = (group.factor for group in states)

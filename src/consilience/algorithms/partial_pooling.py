@@ -159,6 +159,11 @@ class PartialPooling(Factors):
         """q / s_k. The widths, which all clients have taught, follow in later rounds."""
         return replace(server, q=server.q / state.site, clients=server.clients - 1)
 
+    def estimate(self, server: Server, share: float) -> Client:
+        """The site is the client's share of all sites; its own likelihood is not known, and taken for the same."""
+        site = (server.q / self.before(server.q.eta)) ** share
+        return Client(site, site)
+
     def measures(
         self, message: Message, state: Client, update: Update, *, n: Tensor, round_size: int, examples: int
     ) -> dict[str, Tensor]:
@@ -174,6 +179,9 @@ class PartialPooling(Factors):
 
     def refusals(self, server: Server, update: Update, measures: dict[str, Tensor]) -> dict[int, str]:
         return super().refusals(server, update.site, measures)
+
+    def implausible(self, server: Server, update: Update) -> str:
+        return super().implausible(server, update.site)
 
     @property
     def bounds(self) -> dict[str, float | None]:

@@ -122,6 +122,9 @@ class Private(Wrapping):
         return {"length": _lengths(sent), "planned": update.planned.mean.squeeze(-1) / round_size}
 
     def refusals(self, server: Server, update: Update, measures: dict[str, Tensor]) -> dict[int, str]:
+        return self._objections(measures)
+
+    def _objections(self, measures: dict[str, Tensor]) -> dict[int, str]:
         found: dict[int, str] = {}
         lengths, plans = measures["length"].tolist(), measures["planned"].tolist()
         for row, (length, planned) in enumerate(zip(lengths, plans, strict=True)):
@@ -130,6 +133,9 @@ class Private(Wrapping):
             elif not abs(planned - 1) < 1e-6:
                 found[row] = f"it plans {planned:.3g} times the clients of the round"
         return found
+
+    def objection(self, measures: dict[str, Tensor]) -> str:
+        return next(iter(self._objections(measures).values()), "")
 
     def fuse(self, server: Server, update: Update) -> Server:
         planned, total = update.planned.mean, update.update

@@ -14,6 +14,7 @@ from torch import Tensor
 from consilience.algorithms.switch import Method, phases
 from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.core.files import CHECKPOINTS
+from consilience.core.records import pack
 from consilience.data.dataset import Data, Dataset
 from consilience.data.site import SiteTables
 from consilience.data.tables import Preparation
@@ -96,13 +97,13 @@ def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
     def statistics(message: Message, context: Context) -> Message:
         request, records = decode(message.content, StatisticsRequest)
         sums = client(context, request).statistics(request, records)
-        return Message(encode(StatisticsReply(), sums=sums), reply_to=message)
+        return Message(encode(StatisticsReply(), sums=pack(sums)), reply_to=message)
 
     @app.query(CALIBRATION)
     def calibration(message: Message, context: Context) -> Message:
         request, records = decode(message.content, CalibrateRequest)
         counts = client(context, request).calibrate(request, records)
-        return Message(encode(CalibrateReply(), counts=counts), reply_to=message)
+        return Message(encode(CalibrateReply(), counts=pack(counts)), reply_to=message)
 
     return app
 

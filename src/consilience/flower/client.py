@@ -19,9 +19,9 @@ from consilience.data.ragged import Ragged
 from consilience.data.site import SiteTables
 from consilience.data.trees import Entry, map_entries
 from consilience.engines.simulator import PRECISIONS
-from consilience.engines.work import compute
+from consilience.engines.work import Share, compute
 from consilience.evaluation.calibration import Calibration, calibrate, count_scores
-from consilience.evaluation.scores import evaluate
+from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.messages import (
     NO_STATE,
     UNKNOWN,
@@ -37,7 +37,7 @@ from consilience.flower.messages import (
 )
 from consilience.flower.storage import ClientStorage, Result
 from consilience.runs.identity import about, describe
-from consilience.tasks.statistics import client_sums, with_sums
+from consilience.tasks.statistics import Sums, client_sums, with_sums
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
@@ -91,6 +91,10 @@ def _size(data: Dataset | None) -> int:
     return 0 if data is None else len(data)
 
 
+class LostStateError(ConsilienceError):
+    """The state from which a client should start is not on its disk."""
+
+
 @dataclass(frozen=True)
 class FlowerClient:
     """The client of the site `name`. `load` returns the site's data: a `Dataset`, or `Data` whose test part is held out
@@ -117,6 +121,11 @@ class FlowerClient:
     def fingerprint(self) -> str:
         return fingerprint(self.method, self.task)
 
+    @property
+    def examples(self) -> int:
+        """The number of training examples."""
+        return len(self._data.train)
+
     def info(self) -> SiteInfo:
         train = self._data.train
         return SiteInfo.model_validate(
@@ -134,43 +143,60 @@ class FlowerClient:
     def train(self, request: TrainRequest, records: dict[str, bytes]) -> tuple[TrainReply, bytes | None]:
         """(reply, packed update). The same request again gets the same reply from the disk."""
         if request.fingerprint != self.fingerprint:
-            return TrainReply(status="failed", reason=self._disagreement(request.fingerprint)), None
-        if request.refused:
-            log.warning("round %d: the server refused the last update: %s", request.round, request.refused)
-        storage = ClientStorage(self.folder, request.experiment, self.name)
+            return TrainReply(status="failed", reason=self.disagreement(request.fingerprint)), None
+        storage = self.storage(request.experiment)
         done = storage.read(request.token)
         if done is not None:
             return TrainReply.model_validate_json(done[1]), pack(done[0].update)
-        state = unpack(records["state"]) if "state" in records else None
-        if request.base != NO_STATE:
-            before = storage.read(request.base)
-            if before is None:
-                return TrainReply(status="lost", reason="the state to start from is not on its disk"), None
-            state = before[0].state
-        reply, result = self._compute(request, unpack(records["message"]), state)
-        if result is None:
-            return reply, None
-        if result.state is not None:
-            storage.write(request.token, result, reply.model_dump_json())
-            storage.prune(request.token, {*request.keep, request.base})
-        return reply, pack(result.update)
-
-    def _compute(self, request: TrainRequest, message: Tree, state: Tree) -> tuple[TrainReply, Result | None]:
-        algorithm = phases(self.method)[request.stage].algorithm
-        task, cohort = self._prepared(algorithm, request), self._cohort(request)
-        share = compute(algorithm, task, message, state, cohort)
+        try:
+            share = self.share(request, records)
+        except LostStateError as error:
+            return TrainReply(status="lost", reason=str(error)), None
         if share.rejected:
             return TrainReply(status="rejected", reason=share.rejected[request.client], guards=share.guards), None
         notes = {name: float(value[0]) for name, value in share.notes.items()}
+        reply = TrainReply(status="done", notes=notes, guards=share.guards)
         result = Result(to(share.update, "cpu"), share.states)
-        return TrainReply(status="done", notes=notes, guards=share.guards), result
+        self.store(request, result, reply.model_dump_json())
+        return reply, pack(result.update)
 
-    def _prepared(self, algorithm: Algorithm, request: TrainRequest | BeliefRequest | StatisticsRequest) -> Task:
+    def share(self, request: TrainRequest, records: dict[str, bytes]) -> Share:
+        """This client's share of a round; a LostStateError if the state to start from is not on the disk."""
+        if request.refused:
+            log.warning("round %d: the server refused the last update: %s", request.round, request.refused)
+        algorithm = phases(self.method)[request.stage].algorithm
+        state = self.state(request, records)
+        return compute(algorithm, self.prepared(algorithm, request), unpack(records["message"]), state,
+                       self.cohort(request))  # fmt: skip
+
+    def state(self, request: TrainRequest, records: dict[str, bytes]) -> Tree:
+        """The state from which a request lets the client start, with a client axis; None for a stateless method."""
+        if request.base == NO_STATE:
+            return unpack(records["state"]) if "state" in records else None
+        before = self.storage(request.experiment).read(request.base)
+        if before is None:
+            raise LostStateError("the state to start from is not on its disk")
+        return before[0].state
+
+    def store(self, request: TrainRequest, result: Result, reply: str = "") -> None:
+        """Keep the result of a request, if the client has a state, and delete what the server cannot go back to. This
+        must happen before anything is sent."""
+        if result.state is not None:
+            storage = self.storage(request.experiment)
+            storage.write(request.token, result, reply)
+            storage.prune(request.token, {*request.keep, request.base})
+
+    def storage(self, experiment: str) -> ClientStorage:
+        """The files of this client in an experiment."""
+        return ClientStorage(self.folder, experiment, self.name)
+
+    def prepared(self, algorithm: Algorithm, request: TrainRequest | BeliefRequest | StatisticsRequest) -> Task:
+        """The method's task, on the site's device."""
         dtype, bf16 = PRECISIONS[request.precision], request.precision == "bf16"
         task = algorithm.adapt(self.task, request.seed)
         return task.prepare(torch.device(self.device), dtype, compile=False, bf16=bf16, chunk=1)
 
-    def _cohort(self, request: TrainRequest | StatisticsRequest) -> Cohort:
+    def cohort(self, request: TrainRequest | StatisticsRequest) -> Cohort:
         """A cohort of this client alone, with its number in the federation."""
         train = self._data.train
         if isinstance(request, StatisticsRequest):
@@ -196,6 +222,19 @@ class FlowerClient:
 
     def evaluate(self, request: EvaluateRequest, records: dict[str, bytes]) -> tuple[EvaluateReply, dict[str, bytes]]:
         """The scores of the server's belief on this site's held-out examples, and their packed counts."""
+        examples, found = self.scores(request, records)
+        counts = {"counts": found.counts, "marginal_counts": found.marginal_counts}
+        reply = EvaluateReply(
+            examples=examples,
+            point=found.point,
+            marginal=found.marginal,
+            reliability=None if found.reliability is None else Bins(**found.reliability),
+            marginal_reliability=None if found.marginal_reliability is None else Bins(**found.marginal_reliability),
+        )
+        return reply, {name: pack(one) for name, one in counts.items() if one is not None}
+
+    def scores(self, request: EvaluateRequest, records: dict[str, bytes]) -> tuple[int, Evaluation]:
+        """(number of this site's held-out examples, the evaluation of the server's belief on them)."""
         task, belief = self._predictor(request, records)
         test = self._data.test
         if test is None or not len(test):
@@ -204,25 +243,16 @@ class FlowerClient:
         if "calibration" in records:
             calibration = self._with_own(unpack(records["calibration"]), task, belief)
         alone = Federation.from_silos({self.name: test}).to(self.device)
-        found = evaluate(task, belief, alone, samples=request.samples, calibration=calibration)
-        counts = {"counts": found.counts, "marginal_counts": found.marginal_counts}
-        reply = EvaluateReply(
-            examples=len(test),
-            point=found.point,
-            marginal=found.marginal,
-            reliability=None if found.reliability is None else Bins(**found.reliability),
-            marginal_reliability=None if found.marginal_reliability is None else Bins(**found.marginal_reliability),
-        )
-        return reply, {name: pack(one) for name, one in counts.items() if one is not None}
+        return len(test), evaluate(task, belief, alone, samples=request.samples, calibration=calibration)
 
-    def calibrate(self, request: CalibrateRequest, records: dict[str, bytes]) -> bytes:
-        """The packed counts of the scores of this site's calibration examples."""
+    def calibrate(self, request: CalibrateRequest, records: dict[str, bytes]) -> Calibration:
+        """The counts of the scores of this site's calibration examples."""
         task, belief = self._predictor(request, records)
         data = self._data.calibration
         if data is None or not len(data):
             raise ConsilienceError("it holds no calibration examples")
         own = Federation.from_silos({self.name: data}).to(self.device)
-        return pack(calibrate(task, belief, own, score=request.score, samples=request.samples).shared)
+        return calibrate(task, belief, own, score=request.score, samples=request.samples).shared
 
     def _with_own(self, total: Calibration, task: Task, belief: Belief) -> Calibration:
         """The calibration of all sites, with the threshold of this one if it has enough examples."""
@@ -236,13 +266,13 @@ class FlowerClient:
     def _predictor(self, request: BeliefRequest, records: dict[str, bytes]) -> tuple[Task, Belief]:
         """The task and the belief that this site predicts with."""
         if request.fingerprint != self.fingerprint:
-            raise ConsilienceError(self._disagreement(request.fingerprint))
+            raise ConsilienceError(self.disagreement(request.fingerprint))
         algorithm = phases(self.method)[-1].algorithm
-        task = self._prepared(algorithm, request)
+        task = self.prepared(algorithm, request)
         if "statistics" in records:
             task = with_sums(task, to(unpack(records["statistics"]), self.device))
         belief = self._belief(algorithm, request, records)
-        ClientStorage(self.folder, request.experiment, self.name).write_belief(belief)
+        self.storage(request.experiment).write_belief(belief)
         return task, belief
 
     def _belief(self, algorithm: Algorithm, request: BeliefRequest, records: dict[str, bytes]) -> Belief:
@@ -253,24 +283,26 @@ class FlowerClient:
         if request.base == NO_STATE:
             state = unpack(records["state"])
         else:
-            stored = ClientStorage(self.folder, request.experiment, self.name).read(request.base)
+            stored = self.storage(request.experiment).read(request.base)
             if stored is None:
                 raise ConsilienceError("the state that it predicts with is not on its disk")
             state = stored[0].state
         server, own = to((unpack(records["server"]), rows(state, 0)), self.device)
         return algorithm.personal(server, own)
 
-    def statistics(self, request: StatisticsRequest, records: dict[str, bytes]) -> bytes:
-        """The packed sums of BatchNorm layers over this site's training examples, for the server's weights."""
+    def statistics(self, request: StatisticsRequest, records: dict[str, bytes]) -> Sums:
+        """The sums of BatchNorm layers over this site's training examples, for the server's weights."""
         if request.fingerprint != self.fingerprint:
-            raise ConsilienceError(self._disagreement(request.fingerprint))
-        task = self._prepared(phases(self.method)[-1].algorithm, request)
+            raise ConsilienceError(self.disagreement(request.fingerprint))
+        task = self.prepared(phases(self.method)[-1].algorithm, request)
         theta = to(unpack(records["weights"], like=Point(task.initial())), self.device).theta
         if "total" in records:
             task = with_sums(task, to(unpack(records["total"]), self.device))
-        return pack(to(client_sums(task, theta, self._cohort(request)), "cpu"))
+        found: Sums = to(client_sums(task, theta, self.cohort(request)), "cpu")
+        return found
 
-    def _disagreement(self, theirs: str) -> str:
+    def disagreement(self, theirs: str) -> str:
+        """The sentence about a server with another fingerprint."""
         return (
             f"its method or network is not the server's (fingerprint {self.fingerprint} here, {theirs} there); start "
             "it with the same app and the same version of consilience"

@@ -31,12 +31,14 @@ def check_update(data: bytes, template: Tree, *, client: int, examples: int) -> 
             raise RecordError(f"its update's {name} is not finite")
         if name.rpartition(".")[2] == "client" and not leaf.is_floating_point() and bool((leaf != client).any()):
             raise RecordError(f"its update's {name} is another client's")
-    return _with_limited_weights(update, template, examples)
+    return with_limited_weights(update, template, examples)
 
 
-def _with_limited_weights(tree: Tree, template: Tree, examples: int, name: str = "") -> tuple[Tree, float | None]:
+def with_limited_weights(
+    tree: Tree, template: Tree, examples: int, of: int = TEMPLATE_EXAMPLES, name: str = ""
+) -> tuple[Tree, float | None]:
     """(the tree with every weighted sum in it scaled down to its largest possible weight, the first weight that was
-    reduced). If the template's weight is its number of examples, the largest weight is `examples`; else it is the
+    reduced). If the template's weight is its number of examples, `of`, the largest weight is `examples`; else it is the
     template's own weight. `name` is that of the field."""
     if isinstance(tree, Weighted):
         weight, most = float(tree.weight.sum()), float(template.weight.sum())
@@ -44,7 +46,7 @@ def _with_limited_weights(tree: Tree, template: Tree, examples: int, name: str =
             raise RecordError(f"its update has the weight {weight:g}, which is not positive")
         if not all(bool((_largest(leaf) / weight).isfinite()) for _, leaf in leaves(tree.total)):
             raise RecordError(f"its update over its weight {weight:g} is not finite")
-        return _scaled(tree, weight, examples if most == TEMPLATE_EXAMPLES else most)
+        return _scaled(tree, weight, examples if most == of else most)
     if isinstance(tree, Tensor):
         if name not in COUNTS:
             return tree, None
@@ -52,12 +54,12 @@ def _with_limited_weights(tree: Tree, template: Tree, examples: int, name: str =
             raise RecordError(f"its update's {name} are not numbers of examples")
         return _scaled(tree, float(tree.sum()), examples)
     if isinstance(tree, tuple):
-        parts = [_with_limited_weights(a, b, examples) for a, b in zip(tree, template, strict=True)]
+        parts = [with_limited_weights(a, b, examples, of) for a, b in zip(tree, template, strict=True)]
         return tuple(part for part, _ in parts), _first(claimed for _, claimed in parts)
     if is_dataclass(tree):
         named = {
-            field.name: _with_limited_weights(
-                getattr(tree, field.name), getattr(template, field.name), examples, field.name
+            field.name: with_limited_weights(
+                getattr(tree, field.name), getattr(template, field.name), examples, of, field.name
             )
             for field in fields(tree)
         }

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.shared import averaging
-from consilience.algorithms.shared.judging import exhausting, judged, measured
+from consilience.algorithms.shared.judging import exhausting, judged, measured, stays_proper
 from consilience.core import ConsilienceError, Gaussian, NonNegative, Positive, guards, record, tree_map
 from consilience.data.cohort import Cohort, Info
 from consilience.inference import Identity, Tilted
@@ -95,6 +95,12 @@ class Factors(Algorithm):
 
     def refusals(self, server: Any, update: Any, measures: dict[str, Tensor]) -> dict[int, str]:
         return judged(measures, **self.bounds) or exhausting(server.q, update, measures)
+
+    def objection(self, measures: dict[str, Tensor]) -> str:
+        return judged(measures, **self.bounds).get(0, "")
+
+    def implausible(self, server: Any, update: Any) -> str:
+        return "" if stays_proper(server.q, update) else "the sum of the updates would leave no positive precision"
 
     @property
     def bounds(self) -> dict[str, float | None]:

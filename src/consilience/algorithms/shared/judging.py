@@ -137,9 +137,15 @@ def exhausting(q: Gaussian, total: Gaussian, measures: dict[str, Tensor]) -> dic
     return {int(measures["fall"].argmax()): reason}
 
 
-def _exhausted(q: Gaussian, after: Gaussian) -> bool:
-    """Along an axis where q has no precision, nothing can be taken away."""
-    least = Gaussian(after.eta, after.lam - LEFT * q.lam)
+def stays_proper(q: Gaussian, total: Gaussian) -> bool:
+    """Whether the updates `total` of a round together leave q a precision along every axis where it has one."""
+    return not _exhausted(q, q * total, left=-NEGLIGIBLE)
+
+
+def _exhausted(q: Gaussian, after: Gaussian, left: float = LEFT) -> bool:
+    """Whether less than a share `left` of q's precision remains. Along an axis where q has no precision, nothing can be
+    taken away."""
+    least = Gaussian(after.eta, after.lam - left * q.lam)
     if not least.full:
         return bool((least.lam < 0).any())
     values, _, rounding = least.spectrum()
