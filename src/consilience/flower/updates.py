@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from consilience.core import RecordError, Tree, Weighted, leaves, tree_map, unpack
+from consilience.engines.template import EXAMPLES
 
 PLAUSIBLE = 10  # times the median: the largest number of examples that is believed by default
 LARGE = 0.2  # the `magnitude` above which sums and products of several numbers may overflow
 LARGEST = 0.5  # the `magnitude` of a server's state above which it has no use: its squares overflow
-TEMPLATE_EXAMPLES = 2  # examples of the client from which the server computes the template of an update
-
-
 COUNTS = ("n", "labels")  # the names of fields that hold numbers of examples, in all or by class
 
 
@@ -44,7 +42,7 @@ def _with_limited_weights(tree: Tree, template: Tree, examples: int, name: str =
             raise RecordError(f"its update has the weight {weight:g}, which is not positive")
         if not all(bool((_largest(leaf) / weight).isfinite()) for _, leaf in leaves(tree.total)):
             raise RecordError(f"its update over its weight {weight:g} is not finite")
-        return _scaled(tree, weight, examples if most == TEMPLATE_EXAMPLES else most)
+        return _scaled(tree, weight, examples if most == EXAMPLES else most)
     if isinstance(tree, Tensor):
         if name not in COUNTS:
             return tree, None
