@@ -17,9 +17,10 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
 PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # neither a link nor a pipe that waits
 
 
-def write_atomically(path: Path, data: bytes | str, *, private: bool = False) -> None:
+def write_atomically(path: Path, data: bytes | str, *, private: bool = False, lasting: bool = True) -> None:
     """Write to a temporary file, flush it to the disk and rename it: a kill leaves the old file or the new one. A link
-    at `path` is replaced, not followed. A `private` file can be read by its owner alone."""
+    at `path` is replaced, not followed. A `private` file can be read by its owner alone. One that is not `lasting` is
+    not flushed: no other process will read it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with named(path):
         try:
@@ -28,12 +29,15 @@ def write_atomically(path: Path, data: bytes | str, *, private: bool = False) ->
             with open(os.open(beside, _NEW, 0o600 if private else 0o666), "wb") as file:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
-                os.fsync(file.fileno())
+                if lasting:
+                    os.fsync(file.fileno())
             os.replace(beside, path)
         except OSError:
             with suppress(OSError):
                 beside.unlink()  # a full disk needs the space
             raise
+        if not lasting:
+            return
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

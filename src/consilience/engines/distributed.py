@@ -30,7 +30,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 @dataclass(frozen=True)
 class Distributed:
     """The simulator under `torchrun`: every rank computes its part of a round's clients, on its own GPU or on a CPU,
-    and updates are all-reduced. Results equal the simulator's up to rounding.
+    and updates are all-reduced. Results equal the simulator's up to rounding. `secure` is the simulator's.
 
     All ranks run the same script with the same seeds. Each holds all data, the server and all client states. Rank 0
     alone writes, evaluates and calls callbacks; `leads` is True there. All ranks must see the run's directory. If one
@@ -42,13 +42,14 @@ class Distributed:
     threads: Count | None = None
     compile: bool | None = None
     precision: Precision = "float32"
+    secure: bool = False
     timeout: Positive = 1800.0
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def _simulator(self, device: str | None) -> Simulator:
-        return Simulator(device, self.chunk, 1, self.threads, self.compile, self.precision)
+        return Simulator(device, self.chunk, 1, self.threads, self.compile, self.precision, self.secure)
 
     @property
     def leads(self) -> bool:

@@ -122,6 +122,10 @@ class Engine(Protocol):
         """float32, float64 or bf16."""
 
     @property
+    def secure(self) -> bool:
+        """Whether updates are hidden in their sums, or computed as if they were."""
+
+    @property
     def leads(self) -> bool:
         """Whether this process is the one that writes and prints."""
 

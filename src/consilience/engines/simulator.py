@@ -21,8 +21,10 @@ from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Ranks
 from consilience.engines.session import RoundResult, Session
 from consilience.engines.states import States
+from consilience.engines.template import check_hidden, encoding_of, template_of
 from consilience.engines.work import Share, chunks, compute, part_of, refused_clients
 from consilience.engines.workers import Pool, give_memory_back, keep_memory
+from consilience.secure import Encoding
 from consilience.tasks.statistics import Sums, client_sums, estimate, with_sums
 from consilience.tasks.task import Task
 
@@ -38,6 +40,10 @@ class Simulator:
     The engine chooses every setting that is None: `chunk`, `workers` and their `threads` by timing a few steps,
     `compile` by the time that it would save over the planned rounds on a GPU (on a CPU it is off). With the `precision`
     bf16, networks compute in bfloat16 while weights and updates stay float32.
+
+    With `secure`, updates become integers before anything is added (see `consilience.secure.Encoding`), as in a
+    deployment with secure aggregation. Sums are then exact, and do not depend on the plan. An update out of the
+    encoding's bounds is rejected, and methods that need updates one by one are refused.
     """
 
     device: str | None = None
@@ -46,6 +52,7 @@ class Simulator:
     threads: Count | None = None
     compile: bool | None = None
     precision: Precision = "float32"
+    secure: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -80,6 +87,8 @@ class Simulator:
             raise ConfigError("precision 'bf16' is for GPUs: on a CPU it is slower than float32, where it works at all")
         if plan is not None and plan.device != device.type:
             plan = None  # a plan for another kind of device says nothing about this one
+        if self.secure:
+            check_hidden([algorithm])
         return Simulation(self, device, algorithm, task, federation, seed, cohort, rounds, plan, ranks)
 
 
@@ -111,6 +120,7 @@ class Simulation(Session):
         self._given = plan
         self._pool: Pool | None = None
         self.plan: Plan | None = None
+        self._encoding: Encoding | None = None
         self._kept_on = torch.device("cpu")
         self._host_task, self._cores = task, torch.get_num_threads()
 
@@ -128,6 +138,8 @@ class Simulation(Session):
 
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
         self._kept_on = states.device
+        if self._simulator.secure:
+            self._encoding = self._integers(server, states, ids)
         ids = self._longest_first(ids)[:: self._ranks.size]
         found = self._given or self.autotuner(round).choose(server, states, ids)  # by all ranks at once, as in a round
         chosen = replace(Plan(**self._ranks.led(lambda: asdict(found))), device=self.task.device.type)
@@ -139,6 +151,12 @@ class Simulation(Session):
             self.autotuner(round).time(server, states, ids[: chosen.chunk], chosen.threads or 1, repeats=1)
         self._start(chosen)
         return chosen
+
+    def _integers(self, server: Tree, states: States, ids: Tensor) -> Encoding:
+        """The integers that stand for updates."""
+        given = self._algorithm, self.task, self.federation, server, states, ids
+        template, _ = template_of(*given, seed=self._seed, cohort=self.cohort)
+        return encoding_of(template, self.federation, self.cohort)
 
     def autotuner(self, round: int) -> Autotuner:
         @contextmanager
@@ -189,7 +207,10 @@ class Simulation(Session):
         def work() -> Share:
             return self._everyone(ids[hand], part_of(message, hand), states.gather(ids[hand]), round)
 
-        return self._ranks.merge(work, server, self._algorithm.additive)
+        share = self._ranks.merge(work, server, self._algorithm.additive)
+        if self._encoding is None or not share.accepted:
+            return share
+        return replace(share, update=self._encoding.decode(share.update))
 
     def statistics(self, theta: Tensor) -> Sums | None:
         def ask(total: Sums | None) -> Iterator[Sums]:
@@ -238,7 +259,7 @@ class Simulation(Session):
         share = Share()
         for part in chunks(ids, self.plan.chunk):
             own, cohort = (part_of(message, part), rows(states, part)), self._cohort(ids[part], round, limit)
-            done = compute(self._algorithm, self.task, *own, cohort, self._kept_on)
+            done = compute(self._algorithm, self.task, *own, cohort, self._kept_on, self._encoding)
             share = share.merge(done, self._algorithm.additive)
         return share
 

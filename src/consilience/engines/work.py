@@ -15,13 +15,15 @@ from consilience.algorithms.base import Algorithm
 from consilience.core import ClientError, ConsilienceError, RecordError, guards
 from consilience.core.records import Addressed, Tree, add, leaves, nbytes, rows, to, tree_map
 from consilience.data.cohort import Cohort
+from consilience.secure import Encoding
 from consilience.tasks.task import Task
 
 
 @dataclass
 class Share:
     """The result of a group of clients. `update` is summed over accepted clients for additive methods, else it has
-    a row for each of `accepted`; `states`, `notes` and `measures` have a row for each of `accepted`."""
+    a row for each of `accepted`; `states`, `notes` and `measures` have a row for each of `accepted`. Where sums are
+    secure, `update` holds integers until the round is complete."""
 
     update: Tree = None
     states: Tree = None
@@ -75,40 +77,61 @@ def chunks(ids: Tensor, size: int) -> Iterator[slice]:
 
 
 def compute(
-    algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort, keep: torch.device | str = "cpu"
+    algorithm: Algorithm,
+    task: Task,
+    message: Tree,
+    states: Tree,
+    cohort: Cohort,
+    keep: torch.device | str = "cpu",
+    encoding: Encoding | None = None,
 ) -> Share:
     """Run `local` for a cohort, reject the clients with values that are not finite, and sum the other updates. New
-    states go to the device `keep`.
+    states go to the device `keep`. With an `encoding`, the sum is that of the updates' integers, and clients whose
+    updates are out of its bounds are rejected too.
 
     Rejected rows are dropped by selection: 0 · NaN is NaN, so a weight of zero would not do."""
-    name = cohort.federation.name
-    try:
-        message, states = to((message, states), task.device)
-        with guards.watch() as counts:
-            update, new_states = algorithm.local(task, message, states, cohort)
-    except (ConsilienceError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        who = ", ".join(name(int(c)) for c in cohort.ids[:3]) + (", …" if len(cohort) > 3 else "")
-        raise ClientError(who, cohort.round, "local", _why(error, len(cohort))) from error
-    check_rows(update, len(cohort), "local", "update's ")
-    check_rows(new_states, len(cohort), "local", "new state's ")
+    message, states = to((message, states), task.device)
+    with guards.watch() as counts:
+        update, new_states = work_of(algorithm, task, message, states, cohort)
     up, accepted, n = nbytes(update), cohort.ids.tolist(), cohort.n
     notes = _on_host(cohort.notes, len(cohort))
-    total = tree_map(lambda leaf: leaf.sum(0), update)
+    total = _sum(update)
     rejected: dict[int, str] = {}
-    if not _finite((total, tree_map(lambda leaf: leaf.sum(0), new_states))):
-        rejected = _not_finite(update, new_states, cohort)
+    if encoding is not None:
+        rejected = {accepted[row]: reason for row, reason in encoding.beyond(update).items()}
+    if not _finite((total, _sum(new_states))):
+        rejected |= _not_finite(update, new_states, cohort)
     if rejected:
         kept = torch.tensor([i for i, c in enumerate(accepted) if c not in rejected], dtype=torch.int64)
         accepted = [accepted[i] for i in kept.tolist()]
         at, notes = kept.to(task.device), rows(notes, kept)
         message, (states, update, new_states, n) = part_of(message, at), rows((states, update, new_states, n), at)
-        total = tree_map(lambda leaf: leaf.sum(0), update)
+        total = _sum(update)
+    if encoding is not None:
+        total = _sum(encoding.encode(update))
     measures = algorithm.measures(message, states, update, n=n, round_size=cohort.round_size, examples=cohort.examples)
     acted = {key: int(value) for key, value in counts.items() if int(value)}
     fused = total if algorithm.additive else update
     return Share(fused, to(new_states, keep), accepted, rejected, notes, _on_host(measures, len(accepted)), acted, up)
+
+
+def work_of(algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
+    """(updates, new states) of a cohort, by `local`; an error of it names the clients."""
+    try:
+        update, new_states = algorithm.local(task, message, states, cohort)
+    except (ConsilienceError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        name = cohort.federation.name
+        who = ", ".join(name(int(c)) for c in cohort.ids[:3]) + (", …" if len(cohort) > 3 else "")
+        raise ClientError(who, cohort.round, "local", _why(error, len(cohort))) from error
+    check_rows(update, len(cohort), "local", "update's ")
+    check_rows(new_states, len(cohort), "local", "new state's ")
+    return update, new_states
+
+
+def _sum(rows: Tree) -> Tree:
+    return tree_map(lambda leaf: leaf.sum(0), rows)
 
 
 def _on_host(numbers: dict[str, Tensor], clients: int) -> dict[str, Tensor]:

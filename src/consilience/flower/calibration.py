@@ -34,8 +34,8 @@ def calibrate_at_sites(
         log.warning("sites cannot calibrate prediction sets: %s", error)
         return None
     most, longest = coordinator.participation.max_examples or most_examples(held.values()), longest_record(total)
-    requests, timeout = {name: content(name) for name in held}, coordinator.participation.timeout
-    for name, reply in coordinator.ask(f"query.{CALIBRATION}", requests, timeout, longest):
+    timeout = coordinator.participation.timeout
+    for name, reply in coordinator.ask(f"query.{CALIBRATION}", held, content, timeout, longest):
         try:
             data = decode(reply, CalibrateReply, longest)[1].get("counts", b"")
             counts = check_counts(data, total, min(held[name], most)).counts

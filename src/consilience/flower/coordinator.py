@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from flwr.app import RecordDict
@@ -110,23 +110,31 @@ class Coordinator:
         return [name for name in names if name in self.online]
 
     def ask(
-        self, kind: str, requests: Mapping[str, RecordDict], seconds: float, longest: int = 0
+        self,
+        kind: str,
+        names: Iterable[str],
+        content: Callable[[str], RecordDict],
+        seconds: float,
+        longest: int = 0,
     ) -> Iterator[tuple[str, RecordDict | Failure]]:
-        """Send each site its request and yield (site, reply) as replies come; at last, a failure for each site without
-        a reply. The packed records of a reply have at most `longest` bytes. A site whose node restarts meanwhile gets
-        its request again, so a site must tolerate repeats."""
+        """Send the sites their requests and yield (site, reply) as replies come; at last, a failure for each site
+        without a reply. `content(name)` makes a site's request when it is sent, and a reply is read when the one before
+        has been used. The packed records of a reply have at most `longest` bytes. A site whose node restarts meanwhile
+        gets its request again, so a site must tolerate repeats."""
         sent: dict[str, Node] = {}
         end = self.clock() + seconds
-        missing, pause = set(requests), 0.02
+        missing, pause = set(names), 0.02
         while missing and self.clock() < end:
-            for name in [name for name in missing if name in self.online and sent.get(name) != self.online[name][0]]:
-                sent[name] = self.online[name][0]
-                left = end - self.clock()
-                self._transport.send(kind, f"{kind} {name}", sent[name], requests[name], left, longest)
-            for name, node, content in self.poll():
-                if name in missing and (node == sent.get(name) or not isinstance(content, Failure)):
+            for name in sorted(missing & self.online.keys()):
+                if sent.get(name) != self.online[name][0]:
+                    sent[name] = self.online[name][0]
+                    left = end - self.clock()
+                    self._transport.send(kind, f"{kind} {name}", sent[name], content(name), left, longest)
+            for name, node, reply in self._replies():
+                if name in missing and (node == sent.get(name) or not isinstance(reply, Failure)):
                     missing.discard(name)
-                    yield name, content
+                    yield name, reply
+                del reply  # before the next is read
             if missing:
                 self.sleep(pause)
                 pause = min(1.5 * pause, 1.0)
@@ -134,18 +142,22 @@ class Coordinator:
         for name in sorted(missing):
             yield name, Failure(f"it did not reply within {seconds:g} seconds")
 
-    def poll(self, now: bool = False) -> list[Reply]:
+    def poll(self, now: bool = False) -> None:
+        """Look at the list of nodes, if it is time or `now`, and handle what nodes have sent about themselves."""
+        for _ in self._replies(now):
+            pass
+
+    def _replies(self, now: bool = False) -> Iterator[Reply]:
         """New replies as (site, node, content). Handles the nodes' information itself."""
         if now or self.clock() - self._refreshed > REFRESH:
             self._refresh()
-        replies = []
         for label, node, content in self._transport.collect():
             kind, _, name = label.partition(" ")
             if kind == "query":
                 self._admit(node, content)
             else:
-                replies.append((name, node, content))
-        return replies
+                yield name, node, content
+            del content  # before the next is read
 
     def _refresh(self) -> None:
         """Drop nodes that are offline and ask new ones for their information."""

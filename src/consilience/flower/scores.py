@@ -34,11 +34,10 @@ def evaluate_at_sites(
     request to a site. `template` is an evaluation of such a belief, which shows the scores that sites must send."""
     infos = {name: coordinator.online[name][1] for name in coordinator.available(names)}
     held_out = {name: info.held_out for name, info in infos.items() if info.held_out}
-    requests = {name: content(name) for name in held_out}
     replies: dict[str, EvaluateReply] = {}
     counts: dict[str, Counts] = {}
     longest = 0 if template.counts is None else longest_record(template.counts)
-    for name, reply in coordinator.ask("evaluate", requests, coordinator.participation.timeout, longest):
+    for name, reply in coordinator.ask("evaluate", held_out, content, coordinator.participation.timeout, longest):
         try:
             scored, records = decode(reply, EvaluateReply, longest)
             found = check_scores(scored, template, held_out[name])

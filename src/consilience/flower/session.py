@@ -27,6 +27,7 @@ from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.calibration import calibrate_at_sites
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange, Template
+from consilience.flower.folding import Spill
 from consilience.flower.messages import NO_STATE, CalibrateRequest, EvaluateRequest, StatisticsRequest, Token, encode
 from consilience.flower.registry import Registry
 from consilience.flower.scores import evaluate_at_sites
@@ -49,6 +50,7 @@ class Flower:
     device: str = "cpu"
     precision: str = "float32"
     leads = True
+    secure = False
     saved_tokens: deque[Tensor] = field(default_factory=lambda: deque(maxlen=CHECKPOINTS))
     """The tokens in the checkpoints on the server's disk."""
 
@@ -82,9 +84,11 @@ class Flower:
         prepared = task.prepare(
             torch.device(self.device), PRECISIONS[self.precision], compile=False, bf16=False, chunk=1
         )
+        started = self._started
+        Spill(self.place).clear()
         exchange = Exchange(
             self.coordinator,
-            self._started,
+            started,
             algorithm,
             prepared,
             federation,
@@ -92,6 +96,7 @@ class Flower:
             seed=seed,
             cohort=min(cohort, len(federation)),
             precision=self.precision,
+            folder=self.place,
         )
         return FlowerSession(exchange, self.saved_tokens)
 
@@ -146,12 +151,12 @@ class FlowerSession(Session):
             chosen = self._choose(ids, round)
             if len(chosen) < least:
                 continue
-            attempt = self._exchange.attempt(server, states, chosen, round, self._template)
-            self._lost |= attempt.lost
-            if len(attempt.share.accepted) >= least:
-                for client, (token, state) in attempt.accepted.items():
-                    states.accept(client, token, state, round)
-                return RoundResult(attempt.share, server, attempt.bytes_down)
+            with self._exchange.attempt(server, states, chosen, round, self._template) as attempt:
+                self._lost |= attempt.lost
+                if len(attempt.share.accepted) >= least:
+                    for client, token, state in attempt.accepted:
+                        states.accept(client, token, state, round)
+                    return RoundResult(attempt.share, server, attempt.bytes_down)
             for client, reason in attempt.share.rejected.items():
                 log.warning("round %d: no update from %r: %s", round, self.federation.name(client), reason)
             self._coordinator.sleep(pause)

@@ -36,7 +36,7 @@ def sums_of_sites(
     content = encode(request, weights=pack(Point(theta.cpu())), **further)
     claimed = {name: coordinator.online[name][1].examples for name in coordinator.available(names)}
     valid: dict[str, Sums] = {}
-    for name, reply in coordinator.ask(f"query.{STATISTICS}", dict.fromkeys(claimed, content), timeout, longest):
+    for name, reply in coordinator.ask(f"query.{STATISTICS}", claimed, lambda _: content, timeout, longest):
         try:
             data = decode(reply, StatisticsReply, longest)[1].get("sums", b"")
             sums = check_sums(data, template, claimed[name], fixed)

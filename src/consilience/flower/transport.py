@@ -71,38 +71,39 @@ class Transport:
         else:
             self._undelivered.append((label, node))
 
-    def collect(self) -> list[Reply]:
-        """The replies since the last call. A reply is identified by the message that it answers, never by the sender
-        that it names."""
+    def collect(self) -> Iterator[Reply]:
+        """The replies since the last call, each read when the one before has been used. A reply is identified by the
+        message that it answers, never by the sender that it names."""
         now = self.clock()
         self._open = {number: sent for number, sent in self._open.items() if sent.until > now}
         refusal = Failure("the SuperLink did not accept the message for it, which may be too large")
-        found: list[Reply] = [(*undelivered, refusal) for undelivered in self._undelivered]
-        self._undelivered.clear()
+        undelivered, self._undelivered = self._undelivered, []
+        for label, node in undelivered:
+            yield label, node, refusal
         for number, content in self._pulled():
             sent = self._open.pop(number, None)
             if sent is not None:
-                found.append((sent.label, sent.node, content))
-        return found
+                yield sent.label, sent.node, content
+            del content  # before the next is read
 
     def _pulled(self) -> Iterator[tuple[str, RecordDict | Failure]]:
-        """(number of the message, content of its reply). With a meter, replies are read one by one, so that a reply
-        that is too long or cannot be read is not another's failure."""
-        if self._meter is None:
-            for reply in self.grid.pull_messages(list(self._open)) if self._open else ():
-                yield reply.metadata.reply_to_message_id, _content(reply)
-            return
+        """(number of the message, content of its reply). Replies are read one by one: one is in memory at a time, and a
+        reply that is too long or cannot be read is not another's failure."""
         for number, sent in list(self._open.items()):
-            self._meter.left = sent.longest + OVERHEAD
+            if self._meter is not None:
+                self._meter.left = sent.longest + OVERHEAD
             try:
-                for reply in self.grid.pull_messages([number]):
-                    yield reply.metadata.reply_to_message_id, _content(reply)
+                replies = self.grid.pull_messages([number])
+                found = [(reply.metadata.reply_to_message_id, _content(reply)) for reply in replies]
+                del replies
             except httpx.HTTPError:
                 raise
             except RecordError as error:
-                yield number, Failure(error)
+                found = [(number, Failure(error))]
             except Exception as error:  # Flower raises many types for malformed messages
-                yield number, Failure(f"its reply cannot be read ({type(error).__name__})")
+                found = [(number, Failure(f"its reply cannot be read ({type(error).__name__})"))]
+            while found:
+                yield found.pop()
 
     def forget(self, kind: str) -> None:
         """Ignore all later replies to messages of this kind."""

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from consilience.core import RecordError, Tree, Weighted, leaves, tree_map, unpack
+from consilience.engines.template import EXAMPLES
 
 PLAUSIBLE = 10  # times the median: the largest number of examples that is believed by default
 LARGE = 0.2  # the `magnitude` above which sums and products of several numbers may overflow
 LARGEST = 0.5  # the `magnitude` of a server's state above which it has no use: its squares overflow
-TEMPLATE_EXAMPLES = 2  # examples of the client from which the server computes the template of an update
-
-
 COUNTS = ("n", "labels")  # the names of fields that hold numbers of examples, in all or by class
 
 
@@ -35,7 +33,7 @@ def check_update(data: bytes, template: Tree, *, client: int, examples: int) -> 
 
 
 def with_limited_weights(
-    tree: Tree, template: Tree, examples: int, of: int = TEMPLATE_EXAMPLES, name: str = ""
+    tree: Tree, template: Tree, examples: int, of: int = EXAMPLES, name: str = ""
 ) -> tuple[Tree, float | None]:
     """(the tree with every weighted sum in it scaled down to its largest possible weight, the first weight that was
     reduced). If the template's weight is its number of examples, `of`, the largest weight is `examples`; else it is the

@@ -13,7 +13,7 @@ from consilience.core.errors import ConfigError, DataError
 from consilience.core.version import __version__
 from consilience.data import Dataset, Federation
 from consilience.data.augment import check_augmentable
-from consilience.engines import Engine, Simulator
+from consilience.engines import Engine, Simulator, check_hidden
 from consilience.evaluation.calibration import LEVEL, check_enough
 from consilience.evaluation.scores import check_metrics
 from consilience.evaluation.sets import check_score
@@ -87,7 +87,9 @@ def fit(
         held_out, patience, monitor, intervals,
     )  # fmt: skip
     stages = _stages(algorithm, task, federation, rounds, seed)
-    facts = _facts(algorithm, stages, settings, engine.precision)
+    if engine.secure:
+        check_hidden(stage.algorithm for stage in stages)
+    facts = _facts(algorithm, stages, settings, engine)
     with engine.started() as (opener, ranks), ExitStack() as held:
         must_agree(ranks, facts["identity"])
         path = settings.storage.directory
@@ -192,11 +194,13 @@ def _check_averages(stage: Stage) -> None:
         )
 
 
-def _facts(method: Method, stages: list[Stage], settings: Settings, precision: str) -> dict[str, Any]:
+def _facts(method: Method, stages: list[Stage], settings: Settings, engine: Engine) -> dict[str, Any]:
     """The content of run.json before the first round."""
     task, federation = stages[0].task, stages[0].federation
-    own = {"metrics": directions(settings.metrics)} if settings.metrics else {}
-    who = identity(method, task, federation, settings.cohort, settings.seed, precision)
+    own: dict[str, Any] = {"metrics": directions(settings.metrics)} if settings.metrics else {}
+    who = identity(method, task, federation, settings.cohort, settings.seed, engine.precision)
+    if engine.secure:
+        own["secure"] = who["secure"] = True
     if settings.validation is not None:
         examples = settings.validation
         size = examples.examples if isinstance(examples, Federation) else len(examples)

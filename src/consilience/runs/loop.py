@@ -166,7 +166,8 @@ class Loop:
     def _note(self, run: Run, plans: Plans) -> None:
         """Write the plans to run.json, so that a resumed run follows them."""
         if self.directory is not None:
-            self.directory.write_facts({**self.facts, "engine": f"{self.ranks}: {run.plan}", "plans": plans})
+            how = f"{self.ranks}, secure sums" if self.facts.get("secure") else str(self.ranks)
+            self.directory.write_facts({**self.facts, "engine": f"{how}: {run.plan}", "plans": plans})
 
     def _finish(self, run: Run) -> None:
         if run.latest is None and can_predict(run):

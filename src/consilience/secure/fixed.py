@@ -17,6 +17,7 @@ from consilience.core.records import Tree, Weighted, leaves, parts, tree_map
 
 BITS = 62  # of a sum, beside the sign: |Σ| ≤ 2⁶²
 REACH = 2.0**14
+ROUNDING = 1e-6  # by which a weight in float32 may exceed the number of examples that it is
 BLOCK = 1 << 20  # numbers that are converted at once
 
 
@@ -76,7 +77,7 @@ class Encoding:
                 continue
             low, high = leaf.detach().reshape(len(leaf), -1).aminmax(dim=1)
             largest, bound = torch.maximum(-low, high), self.bounds[name]
-            for row in (~(largest <= bound)).nonzero().flatten().tolist():
+            for row in (~(largest <= bound * (1 + ROUNDING))).nonzero().flatten().tolist():
                 found.setdefault(
                     row,
                     f"its update's {name} has a number of size {float(largest[row]):.3g}, and sums are exact up to "
@@ -92,9 +93,7 @@ class Encoding:
     def decode(self, total: Tree) -> Tree:
         """The sum of updates, from the sum of their integers."""
         exponents = iter(self.exponents.values())
-        return tree_map(
-            lambda like, leaf: (leaf.double() * 2.0 ** -next(exponents)).to(like.dtype), self.template, total
-        )
+        return tree_map(lambda like, leaf: _floats(leaf, next(exponents), like.dtype), self.template, total)
 
     def flatten(self, integers: Tree) -> Tensor:
         """All integers of one update, or of a sum, as a vector."""
@@ -109,7 +108,7 @@ class Encoding:
     def check_sum(self, total: Tree) -> None:
         """Raise a RecordError if a sum is larger than all clients together can make it."""
         for (name, leaf), exponent in zip(leaves(total), self.exponents.values(), strict=True):
-            most = self.clients * self.bounds[name] * 2.0**exponent * (1 + 1e-9) + self.clients
+            most = self.clients * self.bounds[name] * 2.0**exponent * (1 + ROUNDING) + self.clients
             low, high = leaf.aminmax() if leaf.numel() else (torch.zeros(()), torch.zeros(()))
             if max(-int(low), int(high)) > most:
                 raise RecordError(f"the sum's {name} is larger than {self.clients} clients can make it")
@@ -144,6 +143,16 @@ def _integers(leaf: Tensor, exponent: int) -> Tensor:
     if not leaf.is_floating_point():
         return leaf.to(torch.int64)
     return (leaf.double() * 2.0**exponent).round_().to(torch.int64)
+
+
+def _floats(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
+    """The numbers of a leaf, made in blocks: a large leaf needs no copy of its size in float64."""
+    found = torch.empty(integers.shape, dtype=dtype, device=integers.device)
+    into, parts = found.view(-1), integers.reshape(-1)
+    for start in range(0, len(parts), BLOCK):
+        block = slice(start, start + BLOCK)
+        into[block] = parts[block].double() * 2.0**-exponent
+    return found
 
 
 def _add_integers(total: Tensor, leaf: Tensor, exponent: int, sign: int) -> None:

@@ -74,7 +74,7 @@ def coordinator(grid):
 
 
 def replies(coordinator, names, seconds=60.0):
-    found = coordinator.ask("train", {name: json_content("?") for name in names}, seconds)
+    found = coordinator.ask("train", names, lambda name: json_content("?"), seconds)
     return {
         name: content if isinstance(content, Failure) else json.loads(content.config_records["payload"]["json"])
         for name, content in found
@@ -217,7 +217,8 @@ def test_a_late_reply_to_an_earlier_request_is_not_a_reply_to_a_later_one(grid, 
 
     grid.fault = late
     for text in ("first", "second"):
-        assert list(coordinator.ask("train", {"Bern": json_content(text)}, 600)) == [("Bern", json_content(text))]
+        found = coordinator.ask("train", ["Bern"], lambda name, text=text: json_content(text), 600)
+        assert list(found) == [("Bern", json_content(text))]
         grid.now = 30
 
 

@@ -43,7 +43,7 @@ def test_a_reply_is_matched_by_its_message_and_not_by_the_sender_that_it_names(g
         transport.send("train", f"train {i}", there[i], json_content(i), 10)
     found = {label: (node, content) for label, node, content in transport.collect()}
     assert found == {"train 100": (there[100], json_content(100)), "train 101": (there[101], json_content(101))}
-    assert transport.collect() == []
+    assert list(transport.collect()) == []
 
 
 def test_a_reply_to_an_unknown_message_is_ignored(grid, transport):
@@ -55,7 +55,7 @@ def test_a_reply_to_an_unknown_message_is_ignored(grid, transport):
     grid.fault = astray
     grid.start(echo, 100)
     transport.send("train", "train a", nodes(transport)[100], json_content(1), 10)
-    assert transport.collect() == []
+    assert list(transport.collect()) == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_late_and_forgotten_replies_are_ignored(grid, transport):
     there = nodes(transport)[100]
     transport.send("train", "train a", there, json_content(1), 10)
     grid.sleep(10)
-    assert transport.collect() == []
+    assert list(transport.collect()) == []
     for label in ("train a", "train b"):
         transport.send("train", label, there, json_content(1), 10)
     transport.send("query", "query", there, json_content(3), 10)

@@ -13,7 +13,8 @@ from consilience.algorithms.fedbe import Update as Models
 from consilience.algorithms.shared.one_shot import Update as OneShot
 from consilience.core.errors import RecordError
 from consilience.core.records import Point, Weighted, leaves, pack, record
-from consilience.flower.updates import TEMPLATE_EXAMPLES, check_update, magnitude
+from consilience.engines.template import EXAMPLES
+from consilience.flower.updates import check_update, magnitude
 
 P = 3
 CLIENT = 3
@@ -39,7 +40,7 @@ def weighted(weight, value=2.0, size=P, dtype=torch.float64):
     return Weighted(Point(torch.full((size,), value * weight, dtype=dtype)), torch.tensor([weight], dtype=dtype))
 
 
-TEMPLATE = weighted(float(TEMPLATE_EXAMPLES))  # of methods whose weights are numbers of examples
+TEMPLATE = weighted(float(EXAMPLES))  # of methods whose weights are numbers of examples
 
 
 def checked(update, template=TEMPLATE, examples=5):
