@@ -17,6 +17,6 @@ if find_spec("flwr") is None:
 
 from consilience.flower.app import client_app, serve, server_app
 from consilience.flower.coordinator import Participation
-from consilience.flower.session import Flower
+from consilience.flower.engine import Flower
 
 __all__ = ["Flower", "Participation", "client_app", "serve", "server_app"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
@@ -20,14 +20,18 @@ from consilience.data.site import SiteTables
 from consilience.data.tables import Preparation
 from consilience.flower.client import FlowerClient, fingerprint, summary_info
 from consilience.flower.coordinator import Coordinator, Participation
+from consilience.flower.engine import Flower
+from consilience.flower.masked_answers import Masked, MaskedAnswers
 from consilience.flower.messages import (
     CALIBRATION,
+    SECURE,
     STATISTICS,
     CalibrateReply,
     CalibrateRequest,
     EvaluateRequest,
     InfoRequest,
     Request,
+    SecureRequest,
     StatisticsReply,
     StatisticsRequest,
     TrainReply,
@@ -37,27 +41,35 @@ from consilience.flower.messages import (
 )
 from consilience.flower.preparing import prepare_at_sites
 from consilience.flower.registry import Registry
-from consilience.flower.session import Flower, follows
+from consilience.flower.secure_site import SecureSite
+from consilience.flower.session import follows
+from consilience.flower.storage import ClientStorage
 from consilience.report import write_report
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.fit import fit
 from consilience.runs.run import Callback, Run
+from consilience.secure.identity import Authority, Identity
+from consilience.secure.messages import Terms
 from consilience.tasks.task import Task
 
 Load = Callable[[Mapping[str, Any]], Dataset | Data | SiteTables]
 TaskFor = Callable[[Preparation], Task]
 """A function that makes the task for tables, when the number of their features is known."""
+Answer = Callable[[MaskedAnswers, Any, dict[str, bytes]], Masked]
 log = logging.getLogger("consilience")
 
 
-def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
+def client_app(method: Method, task: Task | TaskFor, load: Load, *, secure: bool = False) -> ClientApp:
     """The app of the sites. `load` gets the node's settings (flower-supernode --node-config) and returns the site's
     data: a `Dataset`, or `Data` whose test part is held out for evaluation. If it returns `SiteTables`, `task` is a
     function of the preparation that the server makes from the sums of all sites, such as `lambda prepared:
     cs.Classification(nn.Linear(len(prepared.feature_names), 2))`.
 
     The node's settings must have `site`, the name of the site. `states` is the folder for the site's states
-    (by default consilience-states in the node's working directory), and `device` is where it computes (cpu)."""
+    (by default consilience-states in the node's working directory), and `device` is where it computes (cpu).
+
+    With `secure` the site gives no answer outside secure aggregation, whatever the server asks. It needs the settings
+    `authority`, `certificate` and `key`, the paths of the files with which the node connects."""
     app, clients = ClientApp(), dict[tuple[str, Preparation | None], FlowerClient]()
 
     def client(context: Context, request: Request) -> FlowerClient:
@@ -67,6 +79,21 @@ def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
             folder, device = Path(str(node.get("states", "consilience-states"))), str(node.get("device", "cpu"))
             clients[key] = FlowerClient(key[0], method, own, data, folder, device)
         return clients[key]
+
+    def hidden(context: Context, request: Request, records: dict[str, bytes], answer: Answer) -> RecordDict | None:
+        """The content of a masked answer; None if the request has no secure part."""
+        if request.secure is None and secure:
+            raise ConfigError("this site answers within secure aggregation only: set secure = true at the server")
+        if request.secure is None:
+            return None
+        own = client(context, request)
+        reply, masked = answer(MaskedAnswers(own, secure_site(context, request.secure.terms)), request, records)
+        return encode(reply, **({} if masked is None else {"masked": masked}))
+
+    @app.query(SECURE)
+    def step(message: Message, context: Context) -> Message:
+        request, _ = decode(message.content, SecureRequest)
+        return Message(encode(secure_site(context, request.terms).answer(request)), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -80,6 +107,8 @@ def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         request, records = decode(message.content, TrainRequest)
+        if (content := hidden(context, request, records, MaskedAnswers.train)) is not None:
+            return Message(content, reply_to=message)
         try:
             reply, update = client(context, request).train(request, records)
         except ConsilienceError as error:
@@ -90,22 +119,45 @@ def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         request, records = decode(message.content, EvaluateRequest)
+        if (content := hidden(context, request, records, MaskedAnswers.evaluate)) is not None:
+            return Message(content, reply_to=message)
         reply, counts = client(context, request).evaluate(request, records)
         return Message(encode(reply, **counts), reply_to=message)
 
     @app.query(STATISTICS)
     def statistics(message: Message, context: Context) -> Message:
         request, records = decode(message.content, StatisticsRequest)
+        if (content := hidden(context, request, records, MaskedAnswers.statistics)) is not None:
+            return Message(content, reply_to=message)
         sums = client(context, request).statistics(request, records)
         return Message(encode(StatisticsReply(), sums=pack(sums)), reply_to=message)
 
     @app.query(CALIBRATION)
     def calibration(message: Message, context: Context) -> Message:
         request, records = decode(message.content, CalibrateRequest)
+        if (content := hidden(context, request, records, MaskedAnswers.calibrate)) is not None:
+            return Message(content, reply_to=message)
         counts = client(context, request).calibrate(request, records)
         return Message(encode(CalibrateReply(), counts=pack(counts)), reply_to=message)
 
     return app
+
+
+def secure_site(context: Context, terms: Terms) -> SecureSite:
+    """What takes part in a secure sum for the node's site."""
+    node, name = dict(context.node_config), _site(context)
+    if missing := [key for key in ("authority", "certificate", "key") if not isinstance(node.get(key), str)]:
+        raise ConfigError(
+            f"secure aggregation needs the site's certificate and key, and the node has no setting {missing[0]}: start "
+            "it with --authority, --certificate and --key (docs/deploy.md)"
+        )
+    authority, certificate, key = (Path(str(node[key])) for key in ("authority", "certificate", "key"))
+    identity = Identity.read(certificate, key)
+    if identity.name != name:
+        raise ConfigError(f"the certificate {certificate} is that of {identity.name!r}, and the site is {name!r}")
+    root = Path(str(node.get("states", "consilience-states")))
+    place = ClientStorage(root, terms.experiment, name).path / "secure"
+    return SecureSite(place, identity, Authority.read(authority))
 
 
 def _site(context: Context) -> str:
@@ -168,10 +220,14 @@ def serve(
     name: str = "federation",
     classes: tuple[str, ...] = (),
     debug: bool = False,
+    secure: bool = False,
 ) -> Run:
     """Run a federation of real sites: `fit`, with the sites as clients. A run in the directory `out` is resumed with
     the sites with which it began. Without `test` data at the server, sites score the model on their held-out
     examples.
+
+    With `secure` the server sees sums over sites and no answer of a single site (docs/trust.md). Methods that need
+    single updates are refused. `fit`'s bounds on updates are then checked by the sites themselves.
 
     If sites hold tables, `task` is a function of their preparation. It is made from the sums of the sites that are
     online when the run begins, of at least `participation.clients`, and stored with the run. Sites that come later, and
@@ -182,6 +238,11 @@ def serve(
                 f"every site of {phase.algorithm.name} has a model of its own, which the server does not know: leave "
                 "test out, and let the sites hold examples out"
             )
+    if secure and (debug or checkpoint_every > 1):
+        raise ConfigError(
+            "secure aggregation hides the sites' states, which debug audits need, and sites send no update twice: "
+            "leave debug out, and let checkpoint_every be 1"
+        )
     place, preparation = Path(out), None
     if not isinstance(task, Task):
         preparation = RunDirectory(place).preparation()
@@ -194,7 +255,7 @@ def serve(
         registry = Registry.of(coordinator.gather(participation.clients), participation.max_examples)
     storage = Storage(place, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
     tokens = deque[Tensor](maxlen=keep_checkpoints)
-    engine = Flower(coordinator, registry, place, method, device, precision, tokens)
+    engine = Flower(coordinator, registry, place, method, device, precision, secure, tokens)
     run = fit(
         method,
         task,

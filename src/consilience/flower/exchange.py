@@ -21,6 +21,7 @@ from consilience.flower.coordinator import Coordinator
 from consilience.flower.folding import Folded, OneByOne, Spill, Updates
 from consilience.flower.messages import (
     NO_STATE,
+    SecurePart,
     Token,
     TrainReply,
     TrainRequest,
@@ -50,13 +51,15 @@ class Template:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The result of one attempt: the accepted clients' share, the clients that have lost their states, the bytes sent,
-    and (client, token, state) of the accepted clients, each computed when it is asked for."""
+    """The result of one attempt: the accepted clients' share, the clients that have lost their states, the bytes sent
+    to clients, and (client, token, state) of the accepted clients, each computed when it is asked for. A `final`
+    attempt ends the round, even without a result."""
 
     share: Share
     lost: set[int]
     bytes_down: int
     accepted: Iterable[tuple[int, Token, Tree]]
+    final: bool = False
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Exchange:
         self, server: Tree, states: RemoteStates, chosen: list[int], round: int, template: Template
     ) -> Iterator[Attempt]:
         """Send requests to the chosen clients and merge what they return. The updates are kept until the block ends."""
-        orders = self._orders(server, states, chosen, round)
+        orders = self.orders(server, states, chosen, round)
         timeout = self.coordinator.participation.timeout
         shares: dict[int, Share] = {}
         lost: set[int] = set()
@@ -155,12 +158,12 @@ class Exchange:
         sizes, now = updates.sizes, magnitude(server)
         if not sizes or not now <= LARGEST or max([now, *sizes.values()]) <= LARGE:
             return {}
-        if self._stays_finite(server, merged.update, round):
+        if self.stays_finite(server, merged.update, round):
             return {}
         worst = max(sizes, key=lambda client: sizes[client])
         return {worst: "its update is so large that numbers of the server's state would overflow"}
 
-    def _stays_finite(self, server: Tree, update: Tree, round: int) -> bool:
+    def stays_finite(self, server: Tree, update: Tree, round: int) -> bool:
         """Whether the server's state and mean after a round with these updates have numbers of use."""
         key = keys.key(self.seed, purpose="server", round=round).to(self.task.device)
         try:
@@ -200,7 +203,7 @@ class Exchange:
                 continue
             yield client, token, self.algorithm.follow(before, to(self._row(updates.of(client)), states.device))
 
-    def _orders(self, server: Tree, states: RemoteStates, chosen: list[int], round: int) -> "Orders":
+    def orders(self, server: Tree, states: RemoteStates, chosen: list[int], round: int) -> "Orders":
         message = self.algorithm.message(server, torch.tensor(chosen))
         shared = None if isinstance(message, Addressed) else pack(message)
         refused = {client: self._refused.pop(client, "") for client in chosen}
@@ -255,8 +258,8 @@ class Orders:
     def message_to(self, client: int) -> Tree:
         return part_of(self.message, torch.tensor([self.chosen.index(client)]))
 
-    def content(self, name: str) -> RecordDict:
-        """The request to a site."""
+    def content(self, name: str, secure: SecurePart | None = None) -> RecordDict:
+        """The request to a site, whose answer goes into a sum if it has a `secure` part."""
         exchange, states = self.exchange, self.states
         client = exchange.registry.names.index(name)
         records = {"message": self.shared or pack(self.message_to(client))}
@@ -280,5 +283,6 @@ class Orders:
             base=base,
             keep=states.kept(client),
             refused=self.refused[client],
+            secure=secure,
         )
         return encode(request, **records)

@@ -1,14 +1,10 @@
-"""The engine whose clients are real sites, and its rounds."""
+"""The rounds of a federation of real sites."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,94 +12,30 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.algorithms.switch import Method, phases
-from consilience.core import ConfigError, ConsilienceError, Tree, keys, pack, rows, to
-from consilience.core.files import CHECKPOINTS
-from consilience.data import Federation
-from consilience.engines import ALONE, PRECISIONS, Alone, Plan, Ranks, RoundResult, Session, States, fresh_states
+from consilience.core import ConsilienceError, Tree, keys, pack, rows, to
+from consilience.engines import Plan, RoundResult, Session, States, fresh_states
 from consilience.evaluation.calibration import Calibration
 from consilience.evaluation.predictions import SAMPLES
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.calibration import calibrate_at_sites
-from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange, Template
-from consilience.flower.folding import Spill
-from consilience.flower.messages import NO_STATE, CalibrateRequest, EvaluateRequest, StatisticsRequest, Token, encode
-from consilience.flower.registry import Registry
+from consilience.flower.messages import (
+    NO_STATE,
+    CalibrateRequest,
+    EvaluateRequest,
+    SecurePart,
+    StatisticsRequest,
+    Token,
+    encode,
+)
 from consilience.flower.scores import evaluate_at_sites
 from consilience.flower.states import RemoteStates
 from consilience.flower.statistics import sums_of_sites
 from consilience.tasks.statistics import Sums, estimate, with_sums
-from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
-
-
-@dataclass(frozen=True)
-class Flower:
-    """An engine whose clients are sites with their own data, which a Flower server app reaches."""
-
-    coordinator: Coordinator
-    registry: Registry
-    place: Path
-    method: Method
-    device: str = "cpu"
-    precision: str = "float32"
-    leads = True
-    secure = False
-    saved_tokens: deque[Tensor] = field(default_factory=lambda: deque(maxlen=CHECKPOINTS))
-    """The tokens in the checkpoints on the server's disk."""
-
-    @cached_property
-    def _started(self) -> Registry:
-        """The registry with the number of this start. It is written when the run opens, and so by the one server that
-        has locked the run's directory."""
-        return self.registry.started(self.place)
-
-    @contextmanager
-    def started(self) -> Iterator[tuple[Flower, Ranks]]:
-        yield self, _Alone()
-
-    def open(
-        self,
-        algorithm: Algorithm,
-        task: Task,
-        federation: Federation,
-        *,
-        seed: int,
-        cohort: int,
-        rounds: int,
-        plan: Plan | None = None,
-        ranks: Ranks = ALONE,
-    ) -> FlowerSession:
-        if federation.names != self.registry.names:
-            raise ConfigError(
-                f"{algorithm.name} moves the data to one place, which a real federation cannot do: choose another "
-                "method"
-            )
-        prepared = task.prepare(
-            torch.device(self.device), PRECISIONS[self.precision], compile=False, bf16=False, chunk=1
-        )
-        started = self._started
-        Spill(self.place).clear()
-        exchange = Exchange(
-            self.coordinator,
-            started,
-            algorithm,
-            prepared,
-            federation,
-            stage=next(i for i, phase in enumerate(phases(self.method)) if phase.algorithm is algorithm),
-            seed=seed,
-            cohort=min(cohort, len(federation)),
-            precision=self.precision,
-            folder=self.place,
-        )
-        return FlowerSession(exchange, self.saved_tokens)
-
-
-class _Alone(Alone):
-    def __str__(self) -> str:
-        return "Flower"
+Content = Callable[..., RecordDict]
+"""A function of a site's name, and of its part in a secure sum if there is one, that returns the request."""
 
 
 def follows(algorithm: Algorithm) -> bool:
@@ -116,6 +48,8 @@ class FlowerSession(Session):
     acknowledgement of its last update, and a lost message cannot make the server and the sites disagree."""
 
     stops_softly = saves_aside = False
+    fewest = 1
+    """The fewest clients of a round, whatever the participation is."""
 
     def __init__(self, exchange: Exchange, saved_tokens: deque[Tensor]) -> None:
         self._exchange, self._coordinator = exchange, exchange.coordinator
@@ -131,9 +65,14 @@ class FlowerSession(Session):
     def close(self) -> None:
         pass
 
+    @property
+    def knows_states(self) -> bool:
+        """Whether the server knows the clients' states."""
+        return follows(self._algorithm)
+
     def keep(self, states: States) -> States:
         experiment = self._exchange.registry.experiment
-        return RemoteStates(states, len(self.federation), self._saved_tokens, follows(self._algorithm), experiment)
+        return RemoteStates(states, len(self.federation), self._saved_tokens, self.knows_states, experiment)
 
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
         """Compute the template of an update. Each site plans its own computation."""
@@ -145,7 +84,7 @@ class FlowerSession(Session):
         assert isinstance(states, RemoteStates)
         assert self._template is not None
         participation = self._coordinator.participation
-        least, pause = min(participation.min_clients, self.cohort), 1.0
+        least, pause = max(self.fewest, min(participation.min_clients, self.cohort)), 1.0
         for _ in self._coordinator.waiting(lambda: f"round {round} needs {least} of its clients"):
             server = self._restart_lost(server, states, round)
             chosen = self._choose(ids, round)
@@ -153,7 +92,7 @@ class FlowerSession(Session):
                 continue
             with self._exchange.attempt(server, states, chosen, round, self._template) as attempt:
                 self._lost |= attempt.lost
-                if len(attempt.share.accepted) >= least:
+                if len(attempt.share.accepted) >= least or attempt.final:
                     for client, token, state in attempt.accepted:
                         states.accept(client, token, state, round)
                     return RoundResult(attempt.share, server, attempt.bytes_down)
@@ -184,12 +123,16 @@ class FlowerSession(Session):
             fresh = to(
                 fresh_states(self._algorithm, self.task, self.federation, server, one, self._seed), states.device
             )
-            old, new = (to(rows(state, 0), self.task.device) for state in (states.gather(one), fresh))
+            old, new = self._known_state(server, states, client), to(rows(fresh, 0), self.task.device)
             server = self._algorithm.swap(server, old, new)
             states.send_again(client, fresh, round)
             log.warning("round %d: %r has lost its state and gets a new one", round, self.federation.name(client))
         self._lost.clear()
         return server
+
+    def _known_state(self, server: Tree, states: RemoteStates, client: int) -> Tree:
+        """The state of a client, without client axis, as the server knows it."""
+        return to(rows(states.gather(torch.tensor([client])), 0), self.task.device)
 
     def evaluate(
         self,
@@ -205,13 +148,17 @@ class FlowerSession(Session):
         belief_for = self._beliefs(algorithm, server, states, statistics)
         sets = {} if calibration is None else {"calibration": pack(calibration)}
 
-        def content(name: str) -> RecordDict:
+        def content(name: str, secure: SecurePart | None = None) -> RecordDict:
             base, records = belief_for(name)
-            return encode(EvaluateRequest(**self._facts, base=base), **records, **sets)
+            return encode(EvaluateRequest(**self._facts, base=base, secure=secure), **records, **sets)
 
-        names, data = self.federation.names or (), self.federation.data
+        data = self.federation.data
         template = evaluate(task, algorithm.posterior(server), data, samples=1, calibration=calibration)
-        return evaluate_at_sites(self._coordinator, names, content, template)
+        return self._scores(content, template)
+
+    def _scores(self, content: Content, template: Evaluation) -> Evaluation | None:
+        """The scores that sites give, by requests with this content."""
+        return evaluate_at_sites(self._coordinator, self.federation.names or (), content, template)
 
     def calibrate(
         self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
@@ -220,10 +167,14 @@ class FlowerSession(Session):
             return None
         belief_for = self._beliefs(algorithm, server, states, statistics)
 
-        def content(name: str) -> RecordDict:
+        def content(name: str, secure: SecurePart | None = None) -> RecordDict:
             base, records = belief_for(name)
-            return encode(CalibrateRequest(**self._facts, base=base, score="lac"), **records)
+            return encode(CalibrateRequest(**self._facts, base=base, score="lac", secure=secure), **records)
 
+        return self._calibration(content)
+
+    def _calibration(self, content: Content) -> Calibration | None:
+        """The calibration by the counts of sites, by requests with this content."""
         return calibrate_at_sites(self._coordinator, self.federation.names or (), content, self.task)
 
     @property
@@ -279,6 +230,8 @@ class FlowerSession(Session):
             seed=self._seed,
             precision=self._exchange.precision,
         )
-        return estimate(
-            lambda total: sums_of_sites(self._coordinator, self.federation, self.task, theta, request, total)
-        )
+        return estimate(lambda total: self._sums(theta, request, total))
+
+    def _sums(self, theta: Tensor, request: StatisticsRequest, total: Sums | None) -> Iterable[Sums]:
+        """The sums of sites in one pass, given those of the pass before."""
+        return sums_of_sites(self._coordinator, self.federation, self.task, theta, request, total)

@@ -29,7 +29,7 @@ def sums_of_sites(
 ) -> Iterator[Sums]:
     """The valid sums of every online site, in the order of their names. A site that counts for fewer examples than it
     has, because of `max_examples`, counts for as many here."""
-    template, names = _template(task, theta, federation), federation.names or ()
+    template, names = template_sums(task, theta, federation), federation.names or ()
     longest, timeout = longest_record(template), coordinator.participation.timeout
     fixed = not any(isinstance(part, Ragged) for _, part in entries(federation.data.x))
     further = {} if total is None else {"total": pack(to(total, "cpu"))}
@@ -51,7 +51,7 @@ def sums_of_sites(
         yield to(valid[name], task.device)
 
 
-def _template(task: Task, theta: Tensor, federation: Federation) -> Sums:
+def template_sums(task: Task, theta: Tensor, federation: Federation) -> Sums:
     """The sums of one example of zeros, for their shapes and the entries of an example."""
     one = Federation.from_owner(federation.data[:1], torch.zeros(1, dtype=torch.int64)).to(task.device)
     cohort = Cohort(one, torch.tensor([0]), round=1, round_size=1, seed=0, dtype=task.dtype, augment=task.augment)

@@ -32,7 +32,7 @@ class Terms(_Part):
     """What a sum is of, and who makes it: public, and the same for all its clients. `purpose` and `attempt` make it
     different from every other sum of the experiment; `layout` is the digest of the encoding."""
 
-    experiment: Name
+    experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
     purpose: Name
     attempt: Name
     layout: Key
