@@ -13,6 +13,7 @@ from consilience.cli.flower import certificate, gate, new, node
 from consilience.cli.listing import list_
 from consilience.cli.recipes import demo, reproduce
 from consilience.cli.runs import compare, report, rewind, run
+from consilience.cli.sites import admit, forget, remove, sites
 from consilience.core.errors import ConsilienceError
 
 app = typer.Typer(
@@ -29,6 +30,10 @@ flower = typer.Typer(help="Real federations, through Flower (docs/deploy.md).", 
 flower.command()(new)
 flower.command()(gate)
 flower.command()(certificate)
+flower.command()(sites)
+flower.command()(admit)
+flower.command()(remove)
+flower.command()(forget)
 flower.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(node)
 app.add_typer(flower, name="flower")
 
