@@ -294,11 +294,11 @@ class World:
         return cls(method, task, federation, folder, **options)
 
     @classmethod
-    def blobs(cls, method, folder):
+    def blobs(cls, method, folder, **options):
         """A classification with held-out examples."""
         task, train, test = blobs(clients=4)
         names = NAMES[:4]
-        return cls(method, task, replace(train, names=names), folder, replace(test, names=names))
+        return cls(method, task, replace(train, names=names), folder, replace(test, names=names), **options)
 
     def serve(self, rounds, **options):
         """The server's process. It resumes the run in its directory."""
