@@ -422,6 +422,14 @@ def test_coefficients_of_all_clients_stand_beside_those_of_a_new_one_and_the_ran
     assert [row[:2] for row in texts(own)] == [["a", "age"], ["a", "dose"], ["b", "age"], ["b", "dose"]]
 
 
+def test_coefficients_of_tables_name_the_difference_that_they_are_for(make: Make) -> None:
+    content = table_of(about("all clients", 0.0, 1.0))
+    content["coefficients"]["per"] = [10.0, 0.0]
+    section = coefficient_section(make(content))
+    assert [row[0] for row in texts(section.tables[0])] == ["age (per 10)", "dose"]
+    assert "A number is compared over the difference in brackets" in section.text
+
+
 def test_of_many_clients_only_the_common_coefficients_have_colours(make: Make) -> None:
     beliefs = [about("all clients", 0.0, 1.0), about("a new client", 0.0, 1.0)]
     beliefs += [about(f"site {k}", 0.1 * k, 1.0) for k in range(9)]
