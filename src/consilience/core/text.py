@@ -49,7 +49,8 @@ LONGEST = 1000  # characters of a text from elsewhere
 
 def short(metric: str) -> str:
     """The short name of a metric, for a table."""
-    name, _, at = SHORT.get(metric, metric.replace("_", " ")).partition("@")
+    head, comma, rest = metric.partition(", ")  # such as "nll, m = 20"
+    name, _, at = (SHORT.get(head, head.replace("_", " ")) + comma + rest).partition("@")
     return f"{name} at specificity {at}" if name == "sensitivity" and at else f"{name}@{at}" if at else name
 
 

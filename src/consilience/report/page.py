@@ -23,6 +23,7 @@ class Plot:
     drawing: Drawing
     caption: str
     wide: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)

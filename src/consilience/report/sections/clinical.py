@@ -35,7 +35,7 @@ def coefficient_section(run: RunFiles) -> Section:
     few = len(clients) + 1 <= len(SERIES)
     coloured = [everyone, *clients] if few else shared
     legend = [Key(one.of, swatch(index)) for index, one in enumerate(coloured)] if len(coloured) > 1 else []
-    plots = [Plot(_drawing(coloured, [] if few else clients), _caption(what, clients, few), wide=True)]
+    plots = [Plot(_drawing(coloured, [] if few else clients), _caption(what, clients, few), wide=True, whole=True)]
     tables = [_table(everyone, found.get(NEWCOMER), clients)]
     folded: Folded = [("Coefficients of each client", _own_table(clients))] if clients else []
     return Section("Coefficients", about, legend=legend, plots=plots, tables=tables, folded=folded)
@@ -102,5 +102,5 @@ def survival_section(run: RunFiles) -> Section:
         "single patient's time."
     )
     caption = "The probability to have had no event, over time in the unit of the data."
-    plot = Plot(survival_plot("Predicted survival", content["times"], drawn), caption, wide=True)
+    plot = Plot(survival_plot("Predicted survival", content["times"], drawn), caption, wide=True, whole=True)
     return Section("Survival", about, legend=legend, plots=[plot])
