@@ -23,7 +23,7 @@ LONG = {
     "bits_per_token": "Bits per token",
     "label_error_rate": "Label error rate",
     "sequence_error_rate": "Share of wrong sequences",
-    "concordance": "Concordance, share of pairs in the right order",
+    "concordance": "Concordance, pairs in the right order",
     "integrated_brier": "Integrated Brier score of survival curves",
     "auroc": "Area under the ROC curve",
     "auprc": "Area under the precision-recall curve",
