@@ -150,7 +150,8 @@ class Preparation:
                 raise DataError(f"{table.name} has a column {pair[1]!r}, and the model knows {pair[0]!r}: rename it")
         if len(lacking) == len(self.columns):
             raise DataError(f"{table.name} has none of the model's columns; it needs {_named(lacking)}")
-        found = [f"{table.name} has no {_named(lacking)}, which count{_s(lacking)} as missing"] if lacking else []
+        counts = "counts" if len(lacking) == 1 else "count"
+        found = [f"{table.name} has no {_named(lacking)}, which {counts} as missing"] if lacking else []
         if len(unknown) == 1:
             found.append(f"{_named(unknown)} of {table.name} is not used: no site had it")
         elif unknown:
@@ -188,10 +189,6 @@ class Preparation:
 
 
 _PREPARATION = TypeAdapter(Preparation)
-
-
-def _s(names: Sequence[str]) -> str:
-    return "s" if len(names) == 1 else ""
 
 
 def _named(names: Sequence[str]) -> str:
