@@ -1,7 +1,8 @@
 """The pictures of reports in these docs: `python scripts/screenshots.py` (two minutes; needs chromium or chrome).
 
-report.png is what `consilience demo` writes, the others are of digits at ten clients: nobody has ever seen an 8 or a
-9, which are the examples of another kind. All data comes with the installation.
+report.png and demo-phone.png are what `consilience demo` writes, survival.png is that of `examples/patients.toml`. The
+others are of digits at ten clients: nobody has ever seen an 8 or a 9, which are the examples of another kind. All data
+comes with the installation.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,10 +24,11 @@ from consilience.report import write_report
 from consilience.studies.compare import compare
 from consilience.studies.setting import Setting
 
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
 FRAME = (
     '<!doctype html><body style="margin:0;background:#888"><iframe src="{page}" '
-    'style="border:0;width:{width}px;height:{height}px"></iframe>'
+    'style="border:0;width:{width}px;height:{bottom}px;margin-top:-{top}px"></iframe>'
 )
 DARK = "--blink-settings=preferredColorScheme=0"
 
@@ -44,6 +47,13 @@ def hospitals(out: Path) -> None:
     """The demo."""
     recipe = RECIPES["hospitals"]
     recipe.run(Options(quick=False, seeds=recipe.seeds, out=out))
+
+
+def patients(out: Path) -> None:
+    """The survival study of `docs/clinical.md`."""
+    setting = ["--set", f"data.root={ROOT / 'examples' / 'patients'}", "--out", str(out)]
+    command = [sys.executable, "-m", "consilience", "run", str(ROOT / "examples" / "patients.toml"), *setting]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def digits(out: Path) -> None:
@@ -81,14 +91,14 @@ def digits(out: Path) -> None:
         write_report(out / run["directory"])
 
 
-def shoot(page: Path, image: Path, width: int, height: int, *flags: str) -> None:
-    """A picture of the top of a page in a window of this size. A frame, as no window is as narrow as a phone."""
+def shoot(page: Path, image: Path, width: int, height: int, *flags: str, top: int = 0) -> None:
+    """A picture of a page from `top` on in a window of this size. A frame, as no window is as narrow as a phone."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         raise SystemExit("no chromium, chromium-browser or google-chrome found")
     with tempfile.TemporaryDirectory() as scratch:
         frame = Path(scratch) / "frame.html"
-        frame.write_text(FRAME.format(page=page.resolve().as_uri(), width=width, height=height))
+        frame.write_text(FRAME.format(page=page.resolve().as_uri(), width=width, bottom=height + top, top=top))
         command = [
             browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
@@ -105,11 +115,13 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         out = given.out or Path(scratch)
-        for make in (hospitals, digits):
-            if not (out / make.__name__ / "comparison.json").exists():
+        for make in (hospitals, patients, digits):
+            if not (out / make.__name__).exists():
                 make(out / make.__name__)
             write_report(out / make.__name__)
-        shoot(out / "hospitals" / "report.html", IMAGES / "report.png", 1100, 1300)
+        shoot(out / "hospitals" / "report.html", IMAGES / "report.png", 1100, 1790)
+        shoot(out / "hospitals" / "report.html", IMAGES / "demo-phone.png", 390, 900, top=1800)
+        shoot(out / "patients" / "report.html", IMAGES / "survival.png", 900, 1290, top=150)
         shoot(out / "digits" / "report.html", IMAGES / "comparison-dark.png", 1100, 1500, DARK)
         shoot(out / "digits" / "FedEP" / "seed-0" / "report.html", IMAGES / "phone.png", 360, 780)
 

@@ -42,8 +42,9 @@ CONFIGS = [(page, name) for page in PAGES for name in files(page) if name.endswi
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """An empty folder to work in, from which Python files can be imported."""
+    """A folder to work in, with the examples, from which Python files can be imported."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     with torch.random.fork_rng():
@@ -65,6 +66,12 @@ def test_the_examples_of_a_page_run_in_order(page, desk, capsys):
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), namespace)
     assert capsys.readouterr().out
+
+
+def test_the_hazard_ratios_of_the_clinical_page_are_those_that_it_prints(desk, capsys):
+    page = DOCS / "clinical.md"
+    exec(compile(blocks(page)[0], str(page), "exec"), {})
+    assert capsys.readouterr().out in page.read_text()
 
 
 @pytest.mark.parametrize(("page", "name"), CONFIGS, ids=lambda value: value if isinstance(value, str) else value.name)

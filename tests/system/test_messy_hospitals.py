@@ -2,6 +2,7 @@
 
 import sys
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -93,3 +94,20 @@ def test_the_same_numbers_come_out_as_from_the_pooled_rows(folder):
     np.testing.assert_allclose([column.mean, column.sd], [age.mean(), age.std()], rtol=1e-14)
     assert len(data) == 920
     assert data.y.tolist() == (pooled["num"].astype(float) > 0).astype(int).tolist()
+
+
+def test_hazard_ratios_of_messy_files_stand_in_a_report_after_one_command(tmp_path, monkeypatch, caplog):
+    """Decimal commas, gaps, an id, and a column that one hospital lacks."""
+    examples = Path(__file__).parents[2] / "examples"
+    settings = ["--set", f"data.root={examples / 'patients'}", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["consilience", "run", str(examples / "patients.toml"), *settings])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    assert "rejected" not in caplog.text
+    found = cs.load_run(tmp_path / "run").coefficients("chur", per={"age": 10})
+    assert found.labels[:4] == ["age (per 10)", "sex=m vs f", "stage=II vs I", "stage=III vs I"]
+    assert found.lower[0] > 1  # the files were made with a hazard ratio of 1.65 per 10 years
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Hazard ratios with 95% intervals" in page
+    assert "stage=III vs I" in page

@@ -173,7 +173,8 @@ class PartialPooling(Factors):
         found = measured(q, update.site, 1.0, self.cavity(q, state), n, round_size=round_size, others=examples - n)
         squares, precisions = update.squares, update.precisions
         impossible = (squares < 0) | (precisions < 0) | (precisions * tau2 > 1.01 * q.eta.shape[-1])
-        ratio = squares / precisions.clamp_min(torch.finfo(squares.dtype).tiny)
+        least = torch.finfo(squares.dtype).eps ** 0.5 / tau2  # of less information, both sums are rounding errors
+        ratio = squares / precisions.maximum(least)
         found["spread"] = torch.where(impossible, torch.inf, ratio * (tau2 > 0)).amax(-1)
         return found
 

@@ -23,7 +23,7 @@ LONG = {
     "bits_per_token": "Bits per token",
     "label_error_rate": "Label error rate",
     "sequence_error_rate": "Share of wrong sequences",
-    "concordance": "Concordance, share of pairs in the right order",
+    "concordance": "Concordance, pairs in the right order",
     "integrated_brier": "Integrated Brier score of survival curves",
     "auroc": "Area under the ROC curve",
     "auprc": "Area under the precision-recall curve",
@@ -49,7 +49,8 @@ LONGEST = 1000  # characters of a text from elsewhere
 
 def short(metric: str) -> str:
     """The short name of a metric, for a table."""
-    name, _, at = SHORT.get(metric, metric.replace("_", " ")).partition("@")
+    head, comma, rest = metric.partition(", ")  # such as "nll, m = 20"
+    name, _, at = (SHORT.get(head, head.replace("_", " ")) + comma + rest).partition("@")
     return f"{name} at specificity {at}" if name == "sensitivity" and at else f"{name}@{at}" if at else name
 
 

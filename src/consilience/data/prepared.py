@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from consilience.core.errors import DataError
+from consilience.core.errors import DataError, nearest
 from consilience.core.text import listing
 from consilience.data.dataset import Dataset
 from consilience.data.tables import Preparation, Roles, Table, agree, as_table, is_table, summarise
@@ -22,6 +22,10 @@ def prepare_tables(
     if not tables:
         raise DataError("a table for each silo is needed, got none")
     if preparation is None:
+        known = dict.fromkeys(name for table in tables.values() for name in table.columns)
+        for name in roles.ignore:
+            if name not in known:
+                raise DataError(f"no table has the column {name!r} that is to be ignored; {nearest(name, known)}")
         found = agree({name: summarise(table, roles) for name, table in tables.items()})
         preparation, remarks = found.preparation, list(found.remarks)
     else:
@@ -64,6 +68,8 @@ def prepared(table: Table, preparation: Preparation, *, name: str | None = None)
 
 def model_inputs(x: Any, preparation: Preparation | None) -> Any:
     """Model inputs of new rows: a table (a data frame or a CSV file) is prepared, everything else is returned."""
+    if isinstance(x, Mapping) and preparation is not None:
+        raise DataError("new rows are a data frame, the path of a CSV file, or model inputs [N, features], not a dict")
     if not _is_raw(x, preparation):
         return x
     return _must(preparation).transform(_read(x, preparation))

@@ -14,9 +14,9 @@ from consilience.models.text import bag_of_words
 from consilience.models.transformer import transformer, vit
 
 
-def logistic(inputs: Sequence[int], outputs: int) -> nn.Module:
-    """(Multinomial) logistic regression: one linear layer."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs), outputs))
+def logistic(inputs: Sequence[int], outputs: int, bias: bool = True) -> nn.Module:
+    """(Multinomial) logistic regression: one linear layer. Cox's model has no `bias`: the baseline takes its place."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs), outputs, bias))
 
 
 def mlp(inputs: Sequence[int], outputs: int, hidden: Sequence[int] = (200,), dropout: float = 0.0) -> nn.Module:

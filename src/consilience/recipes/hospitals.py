@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -19,12 +20,13 @@ from consilience.recipes.personal_setting import Table, hospitals, learn, names,
 from consilience.runs import Run, changes
 from consilience.runs.coefficients import Coefficients, to_json
 from consilience.studies.comparison import Comparison
+from consilience.studies.scores import paired_test
 
 ALONE, SHARED, OWN = "alone", "one model for all", "partial pooling"
 LABELLED = (5, 10, 20, 40)
 SHOWN = 20  # labelled patients, in the finding
 DRAWS = 100  # of a posterior, for predictions
-FACTORS = 8  # risk factors whose coefficients are shown
+OVERLAP = 1 / 3  # test patients for each training patient
 TEXT = (
     "Cleveland, Hungary, Switzerland and Long Beach each hold the records of their own patients, with different "
     "shares of disease and different missing columns. The model is Bayesian logistic regression on 29 features. "
@@ -34,8 +36,9 @@ TEXT = (
     "split. “m = 20”: three hospitals train with all their patients, and the fourth joins with 20 labelled patients of "
     "its own; half of its patients are the test data. “m = 0” is a hospital without labels. Coverage is that of sets "
     "that should contain the truth for 90 % of the patients; half of the patients train the model for them, a quarter "
-    "calibrates. Coefficients are those of the eight surest risk factors, from all patients. Splits share patients, so "
-    "standard deviations over splits say less than they would for new patients."
+    "calibrates. Coefficients are those of risk factors that are numbers (per 9 years of age, 18 mmHg, 50 mg/dl, 25 "
+    "beats per minute) or yes or no, from all patients. Splits share patients, so standard deviations over splits say "
+    "less than they would for new patients."
 )
 
 
@@ -128,24 +131,39 @@ class Study:
     def finding(self) -> str:
         """What was found, in words."""
         joins = {label: self.table.scores[label, f"nll, m = {SHOWN}"] for label in (ALONE, SHARED, OWN)}
-        mean = {label: f"{spread(values)[0]:.3f}" for label, values in joins.items()}
+        mean = {label: spread(values)[0] for label, values in joins.items()}
         wins = sum(
             own < min(alone, shared) for own, alone, shared in zip(joins[OWN], joins[ALONE], joins[SHARED], strict=True)
         )
-        gains = {name: self.home_gain(name) for name in names(hospitals())}
-        lose = [f"{name} (+{-gain:.3f})" for name, gain in gains.items() if gain < 0]
-        at_home = f"at home {len(gains) - len(lose)} of {len(gains)} hospitals predict better together than alone"
-        at_home += f", and {listing(lose)} worse" if lose else ""
+        predicts = "predicts" if mean[OWN] < min(mean[ALONE], mean[SHARED]) else "does not predict"
+        own = [entry for entry in self.at_home() if entry["method"] == OWN]
+        cases, better = (sum(entry[key] for entry in own) for key in ("n", "better"))
+        lose = [
+            f"{entry['client']} (+{entry['difference']:.3f}, in {entry['n'] - entry['better']} of {entry['n']} splits)"
+            for entry in own
+            if entry["difference"] > 0
+        ]
         return (
-            f"A hospital that joins with {SHOWN} patients of its own predicts better with partial pooling (NLL "
-            f"{mean[OWN]}) than alone ({mean[ALONE]}) and than with one model for all ({mean[SHARED]}), in {wins} of "
-            f"{len(joins[OWN])} splits; {at_home}."
+            f"A hospital that joins with {SHOWN} patients of its own {predicts} better with partial pooling (NLL "
+            f"{mean[OWN]:.3f}) than alone ({mean[ALONE]:.3f}) and than with one model for all ({mean[SHARED]:.3f}), in "
+            f"{wins} of {len(joins[OWN])} splits. At home, together is better than alone in {better} of {cases} cases "
+            f"of a hospital and a split; on average it is worse for {listing(lose) if lose else 'no hospital'}."
         )
 
-    def home_gain(self, name: str) -> float:
-        """How much lower a hospital's mean NLL is with partial pooling than alone."""
-        alone, own = (spread(self.table.by_hospital[label, name, "nll"])[0] for label in (ALONE, OWN))
-        return alone - own
+    def at_home(self) -> list[dict[str, Any]]:
+        """Each method's NLL minus that of every hospital alone, with an interval over splits."""
+        entries = []
+        for name in names(hospitals()):
+            alone = self.table.by_hospital[ALONE, name, "nll"]
+            for label in (SHARED, OWN):
+                pairs = list(zip(self.table.by_hospital[label, name, "nll"], alone, strict=True))
+                found = paired_test(pairs, overlap=OVERLAP)
+                better = sum(together < own for together, own in pairs)
+                shown = {key: found[key] for key in ("difference", "low", "high", "n")}
+                entries.append(
+                    {"method": label, "versus": ALONE, "client": name, "metric": "nll", "better": better, **shown}
+                )
+        return entries
 
     def figures(self) -> list[Panels]:
         few = [0, *self.labelled]
@@ -161,28 +179,31 @@ class Study:
             "the belief about a new hospital."
         )
         everyone = names(hospitals())
-        cells = [[spread(self.forgotten[left, name])[0] for name in everyone] for left in everyone]
+        cells = [[float(round(1000 * spread(self.forgotten[left, name])[0])) for name in everyone] for left in everyone]
         leaves = (
-            "The change of the NLL at each hospital (column) when a hospital (row) is forgotten, mean over splits. The "
-            "hospital that was forgotten is predicted as a new one; above 0 is worse."
+            "The change of 1,000 times the NLL at each hospital (column) when a hospital (row) is forgotten, mean over "
+            "splits. The hospital that was forgotten is predicted as a new one; above 0 is worse."
         )
         return [
-            Panels("A hospital joins", joins, [Panel("nll", curves, x_label="labelled patients of its own")]),
+            Panels("A hospital joins", joins, [Panel("NLL", curves, x_label="labelled patients of its own")]),
             Panels(
-                "A hospital is forgotten", leaves, [Panel("change of the NLL", heat=Heat(cells, everyone, everyone))]
+                "A hospital is forgotten",
+                leaves,
+                [Panel("change of the NLL × 1,000", heat=Heat(cells, everyone, everyone))],
             ),
         ]
 
 
 def risk_factors(method: tuple[Algorithm, int]) -> list[Coefficients]:
-    """The coefficients of the risk factors that are surest for all hospitals together, and those of each hospital, from
-    all patients."""
+    """The coefficients of the risk factors that are numbers or yes or no, for all hospitals together and for each, from
+    all patients; the surest one first. A category's coefficient says nothing without that of another."""
     run = learn(method, hospitals())
     everyone = run.coefficients()
-    surest = everyone.sign.argsort(descending=True)[:FACTORS]
+    rows = [row for row, name in enumerate(everyone.names) if "=" not in name and "missing" not in name]
+    rows.sort(key=lambda row: -float(everyone.sign[row]))
     found = [everyone, *(run.coefficients(name) for name in names(hospitals()))]
-    chosen = tuple(everyone.names[row] for row in surest.tolist())
-    return [replace(one, names=chosen, mean=one.mean[surest], sd=one.sd[surest]) for one in found]
+    chosen = tuple(everyone.names[row] for row in rows)
+    return [replace(one, names=chosen, mean=one.mean[rows], sd=one.sd[rows]) for one in found]
 
 
 def run(options: Options) -> Comparison:
@@ -192,7 +213,7 @@ def run(options: Options) -> Comparison:
         study.split(seed)
     return finished(
         "hospitals", "Should a hospital take part?", TEXT, options, rows_of(study.shown), study.figures(), start,
-        finding=study.finding, per_client=study.table.per_client(), over="splits",
+        finding=study.finding, at_clients=study.at_home(), per_client=study.table.per_client(), over="splits",
         coefficients=to_json(risk_factors(methods()[OWN])),
     )  # fmt: skip
 

@@ -65,8 +65,10 @@ def _figure_section(content: Mapping[str, Any], methods: Sequence[str]) -> Secti
     labels = {curve.label for panel in figure.panels for curve in panel.curves}
     labels |= {mark.label for panel in figure.panels for mark in panel.marks}
     legend = [method_key(method, colour) for colour, method in enumerate(methods) if method in labels]
-    plots = [Plot(side_by_side(figure, methods), figure.caption, wide=True)] if figure.panels else []
-    return Section(figure.title, legend=legend, plots=plots)
+    if not figure.panels:
+        return Section(figure.title)
+    plot = Plot(side_by_side(figure, methods), figure.caption, wide=True, whole=len(figure.panels) == 1)
+    return Section(figure.title, legend=legend, plots=[plot])
 
 
 def _run_section(directory: Path, entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> Section:

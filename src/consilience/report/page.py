@@ -18,11 +18,12 @@ from consilience.report.drawing.canvas import DARK, LIGHT, Drawing
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing and its caption."""
+    """A drawing and its caption. A `wide` one has a row of its own, and a phone scrolls it unless it is `whole`."""
 
     drawing: Drawing
     caption: str
     wide: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from consilience.core import Belief, DataError, Gaussian, TaskError, text
 from consilience.core.display import clip, table
+from consilience.core.errors import nearest
 from consilience.data import Dataset
 from consilience.models import ProportionalHazards
+from consilience.runs.covariates import Covariates
 from consilience.runs.rows import frame
 from consilience.tasks import Supervised, Task
 from consilience.tasks.likelihoods import Hazards, Likelihood
@@ -30,7 +32,8 @@ _SHAPES = (nn.Flatten, nn.Identity)  # layers that a linear model may have besid
 @dataclass(frozen=True, eq=False)
 class Coefficients:
     """The posterior N(mean, sd²) of each coefficient. With `exp`, estimates and intervals are those of e^coefficient,
-    a `ratio` such as the hazard ratio: the estimate is its posterior median."""
+    a `ratio` such as the hazard ratio: the estimate is its posterior median. `per` is the difference in each covariate
+    that a coefficient is for, 0 where it is that of the inputs as they are; without any, `per` is empty."""
 
     names: tuple[str, ...]
     mean: Tensor
@@ -39,6 +42,7 @@ class Coefficients:
     of: str = EVERYONE
     level: float = LEVEL
     exp: bool = False
+    per: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
@@ -73,6 +77,32 @@ class Coefficients:
         return value.exp() if self.exp else value
 
     @property
+    def labels(self) -> list[str]:
+        """The names with the differences that coefficients are for, such as "age (per 10)"."""
+        per = self.per or (0.0,) * len(self.names)
+        return [f"{name} (per {size:.3g})" if size else name for name, size in zip(self.names, per, strict=True)]
+
+    def rescaled(self, per: Mapping[str, float]) -> Coefficients:
+        """The same for other differences in columns of numbers, such as {"age": 10}."""
+        sizes = list(self.per)
+        for column, size in per.items():
+            rows = [row for row, name in enumerate(self.names) if self._is_number(row, name, column)]
+            if not rows:
+                numbers = [name for name, one in zip(self.names, self.per, strict=False) if one]
+                known = nearest(column, numbers) if numbers else "the inputs are not prepared from tables"
+                raise DataError(f"per: there is no column of numbers {column!r}; {known}")
+            if not 0 < size < math.inf:
+                raise DataError(f"per: the difference in {column!r} is a positive number, got {size}")
+            for row in rows:
+                sizes[row] = float(size)
+        factor = torch.tensor([new / old if old else 1.0 for new, old in zip(sizes, self.per, strict=True)]).double()
+        return replace(self, mean=self.mean * factor, sd=self.sd * factor, per=tuple(sizes)) if per else self
+
+    def _is_number(self, row: int, name: str, column: str) -> bool:
+        """Whether a row is about this column of numbers, perhaps for one of several classes."""
+        return bool(self.per and self.per[row]) and (name == column or name.endswith(f": {column}"))
+
+    @property
     def title(self) -> str:
         """The name of the estimates."""
         return (self.ratio or "exp(coefficient)") if self.exp else "coefficient"
@@ -83,7 +113,7 @@ class Coefficients:
         names = ("mean", "sd", self.title.replace(" ", "_"), "lower", "upper", "probability_of_sign")
         values = zip(*(column.tolist() for column in columns), strict=True)
         return [
-            {"name": name, **dict(zip(names, row, strict=True))} for name, row in zip(self.names, values, strict=True)
+            {"name": name, **dict(zip(names, row, strict=True))} for name, row in zip(self.labels, values, strict=True)
         ]
 
     def frame(self) -> pandas.DataFrame:
@@ -101,7 +131,7 @@ class Coefficients:
         return [[f"{at:.3f}", f"{low:.3f} to {high:.3f}", f"{sign:.3f}"] for at, low, high, sign in values]
 
     def __repr__(self) -> str:
-        named = zip(self.names, self.cells(), strict=True)
+        named = zip(self.labels, self.cells(), strict=True)
         lines = [["", *self.head], *([clip(name, 30), *row] for name, row in named)]
         first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
         body = (
@@ -111,7 +141,7 @@ class Coefficients:
         return "\n".join([f"Coefficients of {self.of}", *("  ".join(row) for row in body)])
 
     def _repr_html_(self) -> str:
-        rows = [[name, *row] for name, row in zip(self.names, self.cells(), strict=True)]
+        rows = [[name, *row] for name, row in zip(self.labels, self.cells(), strict=True)]
         return table(["", *self.head], rows, f"Posterior of {self.of}.")
 
     def to_json(self) -> dict[str, Any]:
@@ -130,7 +160,7 @@ def coefficients(
 ) -> Coefficients:
     """The coefficients of a linear model under a belief, without intercepts. `exp` None takes ratios where the task has
     them."""
-    names, contrasts = _contrasts(task, data)
+    names, per, contrasts = _contrasts(task, data)
     if not isinstance(belief, Gaussian):
         raise TaskError(
             "the method has weights without a posterior, so coefficients have no intervals: use FedEP or "
@@ -144,7 +174,7 @@ def coefficients(
     else:
         variance = contrasts.square() @ q.variance
     ratio = _likelihood(task).ratio or ""
-    return Coefficients(names, mean, variance.sqrt(), ratio, of, level, bool(ratio) if exp is None else exp)
+    return Coefficients(names, mean, variance.sqrt(), ratio, of, level, bool(ratio) if exp is None else exp, per)
 
 
 def has_coefficients(task: Task, belief: Belief) -> bool:
@@ -175,9 +205,9 @@ def _linear(module: nn.Module) -> tuple[str, nn.Linear] | None:
     return found[0][0], found[0][1]
 
 
-def _contrasts(task: Task, data: Dataset) -> tuple[tuple[str, ...], Tensor]:
-    """The names of coefficients and their matrix [R, P]: a coefficient is a linear function of θ. Those of classes are
-    differences from the first class."""
+def _contrasts(task: Task, data: Dataset) -> tuple[tuple[str, ...], tuple[float, ...], Tensor]:
+    """The names of coefficients, the differences that they are for, and their matrix [R, P]: a coefficient is a linear
+    function of θ. Those of classes are differences from the first class."""
     likelihood, found = _likelihood(task), _linear(task.module)
     if found is None:
         raise TaskError(
@@ -192,19 +222,21 @@ def _contrasts(task: Task, data: Dataset) -> tuple[tuple[str, ...], Tensor]:
     weights = torch.zeros(outputs, width, task.size, dtype=torch.float64)
     each = torch.arange(outputs * width)
     weights.view(outputs * width, -1)[each, start + each] = 1
-    features = data.features if len(data.features) == width else tuple(f"x{i}" for i in range(width))
+    covariates = Covariates.of(data, width)
     kinds = data.classes if len(data.classes) == outputs else tuple(map(str, range(outputs)))
     if isinstance(likelihood, Hazards) and outputs > 1:
         kinds = tuple(f"until {end:g}" for end in likelihood.ends.tolist())
     if likelihood.categorical and outputs > 1:
         weights, kinds = weights[1:] - weights[:1], kinds[1:]
-    names = [name if len(kinds) == 1 else f"{kind}: {name}" for kind in kinds for name in features]
-    return tuple(names), weights.reshape(len(names), -1)
+    names = [name if len(kinds) == 1 else f"{kind}: {name}" for kind in kinds for name in covariates.names]
+    per = tuple(covariates.per) * len(kinds) if any(covariates.per) else ()
+    return tuple(names), per, torch.einsum("rd,odp->orp", covariates.matrix, weights).reshape(len(names), -1)
 
 
 def to_json(found: Sequence[Coefficients]) -> dict[str, Any]:
     """Coefficients of several beliefs about one model, as evaluation.json holds them."""
-    return {"names": list(found[0].names), "ratio": found[0].ratio, "beliefs": [one.to_json() for one in found]}
+    beliefs = [one.to_json() for one in found]
+    return {"names": list(found[0].names), "per": list(found[0].per), "ratio": found[0].ratio, "beliefs": beliefs}
 
 
 def from_json(content: Mapping[str, Any]) -> dict[str, Coefficients]:
@@ -218,6 +250,7 @@ def from_json(content: Mapping[str, Any]) -> dict[str, Coefficients]:
             ratio,
             str(one["of"]),
             exp=bool(ratio),
+            per=tuple(content.get("per", ())),
         )
         for one in content["beliefs"]
     }

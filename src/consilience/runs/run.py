@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -169,15 +169,25 @@ class Run:
         return self.algorithm.newcomer(self.server)
 
     def coefficients(
-        self, client: int | str | None = None, *, newcomer: bool = False, level: float = 0.95, exp: bool | None = None
+        self,
+        client: int | str | None = None,
+        *,
+        newcomer: bool = False,
+        level: float = 0.95,
+        exp: bool | None = None,
+        per: Mapping[str, float] | None = None,
     ) -> Coefficients:
         """The coefficients of a linear model with credible intervals, without intercepts: of the `posterior`, of a
         client's own belief, or with `newcomer` of the belief about a new client. `exp` None shows hazard, odds or rate
-        ratios where the task has them."""
+        ratios where the task has them.
+
+        With tables, the coefficient of a column of numbers is for one standard deviation, of one of 0 and 1 for 1, or
+        for the difference in `per`, such as {"age": 10}. Categories are compared with the first one of their column."""
         belief, of = (self.newcomer(), NEWCOMER) if newcomer else (self.posterior, EVERYONE)
         if client is not None:
             belief, of = self.personal(client), self.federation.name(self.federation.number(client))
-        return coefficients(self.network, belief, self.federation.data, of=of, level=level, exp=exp)
+        found = coefficients(self.network, belief, self.federation.data, of=of, level=level, exp=exp)
+        return found.rescaled(per or {})
 
     def survival(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,12 +186,18 @@ class StoredRun:
         return predict_inputs(self._prepared(task, belief), belief, x, **how)
 
     def coefficients(
-        self, client: str | None = None, *, newcomer: bool = False, level: float = 0.95, exp: bool | None = None
+        self,
+        client: str | None = None,
+        *,
+        newcomer: bool = False,
+        level: float = 0.95,
+        exp: bool | None = None,
+        per: Mapping[str, float] | None = None,
     ) -> tables.Coefficients:
         """The coefficients of a linear model with credible intervals, as by `Run.coefficients`, of the beliefs that the
         final evaluation has stored."""
         of = tables.NEWCOMER if newcomer else tables.EVERYONE if client is None else client
-        return tables.stored(RunFiles.read(self.directory).evaluation, of, level, exp)
+        return tables.stored(RunFiles.read(self.directory).evaluation, of, level, exp).rescaled(per or {})
 
     @property
     def preparation(self) -> Preparation | None:

@@ -286,3 +286,16 @@ def test_a_sick_federation_in_float32_learns_finite_widths():
         )  # fmt: skip
         assert all(line["clients"] == len(federation) for line in run.history)
         assert torch.isfinite(run.newcomer().mean).all()
+
+
+def test_a_weight_of_which_no_client_knows_anything_gets_none_rejected(caplog):
+    """Cox's likelihood does not depend on a constant, so that the widths of biases have rounding errors as evidence."""
+    made = torch.Generator().manual_seed(0)
+    x, time = torch.randn(90, 2, generator=made), torch.rand(90, 1, generator=made)
+    data = cs.Dataset(x, torch.cat([time, torch.ones(90, 1)], 1))
+    sites = cs.Federation.from_owner(data, torch.arange(90) % 3)
+    method = cs.PartialPooling(NEWTON, damping=1.0, prior=1.0)
+    engine = cs.Simulator(precision="float64", workers=1, threads=1)
+    run = cs.fit(method, cs.Cox(torch.nn.Linear(2, 1)), sites, rounds=20, engine=engine, progress=False)
+    assert "rejected" not in caplog.text
+    assert run.posterior.mean.isfinite().all()

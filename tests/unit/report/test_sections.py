@@ -15,7 +15,7 @@ from consilience.report.sections.clinical import coefficient_section, survival_s
 from consilience.report.sections.configuration import comparison_configuration, run_configuration
 from consilience.report.sections.curves import comparison_curves, run_curves, server_section
 from consilience.report.sections.federation import communication_section, data_section
-from consilience.report.sections.results import difference_section, result_section, tuning_section
+from consilience.report.sections.results import difference_section, local_section, result_section, tuning_section
 from consilience.report.sections.samples import sample_section
 from consilience.report.sections.sets import run_sets
 from consilience.report.sections.uncertainty import (
@@ -420,6 +420,25 @@ def test_coefficients_of_all_clients_stand_beside_those_of_a_new_one_and_the_ran
     assert title == "Coefficients of each client"
     assert isinstance(own, Table)
     assert [row[:2] for row in texts(own)] == [["a", "age"], ["a", "dose"], ["b", "age"], ["b", "dose"]]
+
+
+def test_differences_over_splits_say_in_how_many_a_method_was_better() -> None:
+    entry = {"method": "FedEP", "versus": "alone", "client": "Chur", "metric": "nll", "difference": -0.1}
+    over = entry | {"low": -0.2, "high": 0.0, "better": 2, "n": 3}
+    section = local_section([over], ["alone", "FedEP"])
+    assert section.title == "Differences to alone at each client"
+    assert "random splits" in section.text
+    assert section.tables[0].rows[0][1].spread == "[−0.200, 0.000] better in 2 of 3"
+    assert "bootstrap" in local_section([entry], ["FedEP"]).text
+
+
+def test_coefficients_of_tables_name_the_difference_that_they_are_for(make: Make) -> None:
+    content = table_of(about("all clients", 0.0, 1.0))
+    content["coefficients"]["per"] = [10.0, 0.0]
+    section = coefficient_section(make(content))
+    assert [row[0] for row in texts(section.tables[0])] == ["age (per 10)", "dose"]
+    assert "A number is compared over the difference in brackets" in section.text
+    assert section.plots[0].whole  # also on a phone
 
 
 def test_of_many_clients_only_the_common_coefficients_have_colours(make: Make) -> None:

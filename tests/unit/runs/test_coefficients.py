@@ -1,7 +1,10 @@
 """Coefficients of linear models with credible intervals, and survival curves of a run."""
 
 import math
+import re
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import norm
@@ -12,6 +15,7 @@ from consilience.core.errors import DataError, TaskError
 from consilience.inference import Newton
 from consilience.recipes.survival_setting import federation
 from consilience.runs import Run
+from consilience.runs.coefficients import from_json, to_json
 
 ENGINE = cs.Simulator(precision="float64", workers=1, threads=1)
 FEATURES = ("age", "dose")
@@ -70,6 +74,63 @@ def test_of_several_classes_each_has_odds_against_the_first() -> None:
 def test_a_diagonal_posterior_has_a_table_too() -> None:
     run = fitted(cs.Binary(nn.Linear(2, 1)), table(), cs.FedEP(Newton(diagonal=True), damping=1.0, prior=1.0))
     torch.testing.assert_close(run.coefficients(exp=False).sd, run.posterior.variance.sqrt()[:2])
+
+
+@pytest.fixture(scope="module")
+def of_tables() -> Run:
+    draw = np.random.default_rng(0)
+    n = 300
+    frame = pd.DataFrame(
+        {"age": draw.normal(60, 9, n), "sex": draw.choice(["f", "m"], n), "old": draw.integers(0, 2, n)}
+    )
+    score = (frame["age"] - 60) / 9 + 0.7 * (frame["sex"] == "m") + draw.logistic(size=n)
+    frame["ill"] = (score > 0).astype(int)
+    frame.loc[:20, "sex"] = None
+    sites = cs.Federation.from_tables({"a": frame[:150], "b": frame[150:]}, target="ill")
+    return fitted(cs.Binary(nn.Linear(len(sites.data.features), 1)), sites, test=sites)
+
+
+def test_coefficients_of_tables_are_those_of_columns(of_tables: Run) -> None:
+    names, sd = of_tables.federation.data.features, of_tables.federation.data.preparation.columns[0].sd
+    assert names == ("age", "sex=f", "sex=m", "sex missing", "old")
+    found, q = of_tables.coefficients(exp=False), of_tables.posterior
+    assert found.labels == [f"age (per {sd:.3g})", "sex=m vs f", "sex missing vs f", "old (per 1)"]
+    torch.testing.assert_close(found.mean[:2], torch.stack([q.mean[0], q.mean[2] - q.mean[1]]))
+    contrast = torch.tensor([0, -1, 1, 0, 0, 0], dtype=torch.float64)
+    assert found.sd[1].item() == pytest.approx(float((contrast @ torch.linalg.inv(q.lam) @ contrast).sqrt()))
+    own = of_tables.federation.data.x[:, 4].double()
+    torch.testing.assert_close(found.mean[3], q.mean[4] * (own.max() - own.min()))
+
+
+def test_a_contrast_of_categories_does_not_have_the_prior_uncertainty_of_both(of_tables: Run) -> None:
+    found, single = of_tables.coefficients(exp=False), of_tables.posterior.variance.sqrt()
+    assert found.sd[1] < 0.6 * single[1:3].min()
+
+
+def test_a_number_has_the_coefficient_of_the_difference_that_is_asked_for(of_tables: Run, tmp_path) -> None:
+    one, ten = (of_tables.coefficients(exp=False, per={"age": size}) for size in (1, 10))
+    assert ten.labels[0] == "age (per 10)"
+    torch.testing.assert_close(ten.mean[0], 10 * one.mean[0])
+    torch.testing.assert_close(ten.sd[0], 10 * one.sd[0])
+    torch.testing.assert_close(ten.mean[1:], one.mean[1:])
+    again = from_json(to_json([of_tables.coefficients()]))["all clients"]
+    torch.testing.assert_close(again.rescaled({"age": 10}).upper, of_tables.coefficients(per={"age": 10}).upper)
+    assert again.labels == of_tables.coefficients().labels
+
+
+@pytest.mark.parametrize(
+    ("per", "message"),
+    [
+        ({"ages": 1}, "no column of numbers 'ages'; did you mean 'age'?"),
+        ({"sex": 1}, "no column of numbers 'sex'"),
+        ({"age": 0}, "the difference in 'age' is a positive number, got 0"),
+    ],
+)
+def test_differences_that_cannot_be_are_refused(of_tables: Run, per, message: str) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        of_tables.coefficients(per=per)
+    with pytest.raises(DataError, match="the inputs are not prepared from tables"):
+        fitted(cs.Binary(nn.Linear(2, 1)), table()).coefficients(per={"age": 1})
 
 
 def test_effects_of_a_regression_are_not_exponentiated() -> None:

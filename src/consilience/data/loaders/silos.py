@@ -1,5 +1,6 @@
 """The user's own tables: a folder with one CSV file for each silo."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from consilience.data.prepared import prepare_tables, prepared
 from consilience.data.tables import CSV, FILE, MINIMUM, Preparation, Roles, Table, read_csv
 from consilience.data.trees import cat
 
+log = logging.getLogger("consilience")
 _GROUP = "silo"
 
 
@@ -50,6 +52,8 @@ def csv_silos(
     assert preparation is not None
     data = _joined(train, names, folder.name)
     if tests:
+        for remark in (remark for table in tests.values() for remark in preparation.differences(table)):
+            log.warning("%s", remark)
         held_out = {name: prepared(table, preparation) for name, table in tests.items()}
         return Data(data, _joined(held_out, names, f"{folder.name}/test"))
     return Data(

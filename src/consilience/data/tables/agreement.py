@@ -8,10 +8,17 @@ from operator import add
 from consilience.core.errors import DataError, nearest
 from consilience.core.text import listing
 from consilience.data.tables.preparation import OTHER, Categorical, Numeric, Preparation, Target
-from consilience.data.tables.roles import Roles, names_identifier, same_but_for_spelling
+from consilience.data.tables.roles import (
+    Roles,
+    may_name_identifier,
+    names_identifier,
+    same_but_for_spelling,
+    same_words,
+)
 from consilience.data.tables.statistics import Column, Summary
 
 SHOWN = 10  # differences in one message
+MANY = 10  # classes that are numbers, such as digits
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,15 @@ def agree(summaries: Mapping[str, Summary]) -> Agreement:
             remarks.append(f"column {name!r} is not used: {remark}")
             continue
         columns.append(found)
+        if isinstance(found, Categorical) and (pair := same_words(found.categories)):
+            remarks.append(
+                f"categories {pair[0]!r} and {pair[1]!r} of column {name!r} differ in spelling alone, and count as two"
+            )
         if lacking:
             remarks.append(f"column {name!r} counts as missing at {listing(lacking)}, which {_verb(lacking)} it")
-    return Agreement(Preparation(tuple(columns), _target(sites, roles), tuple(ignored), roles.missing), tuple(remarks))
+    target = _target(sites, roles)
+    remarks += _target_remarks(sites, target, roles)
+    return Agreement(Preparation(tuple(columns), target, tuple(ignored), roles.missing), tuple(remarks))
 
 
 def _verb(sites: list[str]) -> str:
@@ -106,9 +119,9 @@ def _column(name: str, total: Column, absent: int, roles: Roles) -> tuple[Numeri
     if total.kind == "nothing" and not total.categories:
         return None, "all its cells are missing"
     if total.kind == "numbers":
+        if may_name_identifier(name) and total.distinct and not declared:
+            return None, "it holds the numbers of patients or rows, which are all different"
         if names_identifier(name) and not declared:
-            if total.distinct:
-                return None, "it holds the numbers of patients or rows, which are all different"
             raise DataError(
                 f"column {name!r} seems to identify patients or rows, some more than once: declare it as to be "
                 "ignored, as categorical, or among the features"
@@ -141,6 +154,8 @@ def _categories(
 def _target(sites: Mapping[str, Summary], roles: Roles) -> Target:
     """Real numbers if all are numbers and some are not whole, or if the roles say so; else classes, in their order."""
     kinds = {summary.target for summary in sites.values()}
+    if "survival" in kinds and not any(summary.labels.get("1") for summary in sites.values()):
+        raise DataError(f"column {roles.target[1]!r} has no event (1) at any site, so there is nothing to learn")
     if kinds & {"survival"} or (kinds <= {"whole", "real"} and "real" in kinds):
         return Target(roles.target)
     if "real" in kinds:
@@ -150,5 +165,23 @@ def _target(sites: Mapping[str, Summary], roles: Roles) -> Target:
         for label, count in summary.labels.items():
             counts[label] = counts.get(label, 0) + count
     names = sorted(counts, key=int) if kinds == {"whole"} and not roles.classes else sorted(counts)
+    if not roles.classes and (pair := same_words(names)):
+        raise DataError(f"the classes {pair[0]!r} and {pair[1]!r} differ in spelling alone: write them alike")
     names = list(roles.classes) or names
+    if len(names) < 2:
+        raise DataError(f"all targets are {names[0]!r}: at least two classes are needed")
     return Target(roles.target, tuple(names), tuple(counts.get(name, 0) for name in names))
+
+
+def _target_remarks(sites: Mapping[str, Summary], target: Target, roles: Roles) -> list[str]:
+    """A sentence for each class that sites lack, perhaps because they write it in another way, and for many classes."""
+    found = []
+    for name in target.classes:
+        if lacking := [site for site, summary in sites.items() if name not in summary.labels]:
+            more = [f"{len(lacking) - SHOWN} more"] if len(lacking) > SHOWN else []
+            found.append(f"no target of {listing([*lacking[:SHOWN], *more])} is {name!r}")
+    numbers = not roles.classes and {summary.target for summary in sites.values()} == {"whole"}
+    if numbers and len(target.classes) > MANY:
+        what = f"the {len(target.classes)} whole numbers of the target {roles.target[0]!r} are classes"
+        return [f'{what}: to predict numbers, set task.kind = "regression", or numbers=True in from_tables']
+    return found

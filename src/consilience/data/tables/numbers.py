@@ -16,6 +16,7 @@ _GROUPED = {
     ",": re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?", re.ASCII),
 }
 _SIGNS = (".", ",")
+_MEASURED = re.compile(r"[+-]?\d(?:[\d.,\s'’]*\d)?\s*([^\d\s.,'’+-][^\d\s]*)?")
 
 
 def is_number(cell: str) -> bool:
@@ -28,15 +29,22 @@ def resembles_number(cell: str) -> bool:
     return any(_fits(cell, sign) for sign in _SIGNS)
 
 
+def measured(cells: Iterable[str]) -> str | None:
+    """The first of cells that are all numbers with the same unit, or with blanks between digits; else None."""
+    cells = list(cells)
+    found = [_MEASURED.fullmatch(cell) for cell in cells]
+    return cells[0] if cells and len({one and one[1] for one in found}) == 1 and all(found) else None
+
+
 def is_whole(cell: str) -> bool:
     """Whether a cell is a whole number, such as 1 or 1.0."""
     return is_number(cell) and float(cell).is_integer()
 
 
 def spelled(cell: str) -> str:
-    """A category or label in one spelling: programs write 1 as 1.0 or 01."""
+    """A category or label in one spelling: programs write 1 as 1.0 or 01, and true as True or TRUE."""
     if not is_number(cell):
-        return cell
+        return cell.lower() if cell.lower() in ("true", "false") else cell
     value = float(cell)
     return str(int(value)) if value.is_integer() else repr(value)
 

@@ -20,7 +20,7 @@ from consilience.core.text import listing
 from consilience.data.tables.labels import class_numbers
 from consilience.data.tables.numbers import spelled
 from consilience.data.tables.reading import Table
-from consilience.data.tables.roles import Names, Roles
+from consilience.data.tables.roles import Names, Roles, same_but_for_spelling
 from consilience.data.tables.statistics import Number, Real, event, numbers, target_kind
 
 OTHER = "other"
@@ -68,6 +68,13 @@ class Categorical:
     def features(self) -> tuple[str, ...]:
         named = (*self.categories, OTHER) if self.other else self.categories
         return (*(f"{self.name}={category}" for category in named), *(f"{self.name} missing",) * self.missing)
+
+    def strange(self, table: Table) -> str:
+        """A sentence for cells of a table that are none of the categories and have no column for others, or ""."""
+        cells = table.columns.get(self.name, ()) if not self.other else ()
+        unknown = next((cell for cell in cells if cell is not None and spelled(cell) not in self.categories), None)
+        what = f"column {self.name!r} of {table.name} holds categories that no site had, such as {unknown!r}"
+        return "" if unknown is None else f"{what}: they count as none"
 
     def encode(self, table: Table) -> npt.NDArray[np.float64]:
         """The features [N, F] of a table that has this column."""
@@ -133,12 +140,25 @@ class Preparation:
         return torch.from_numpy(np.concatenate(parts, axis=1)).to(dtype)
 
     def differences(self, table: Table) -> list[str]:
-        """In what a table differs from those that the preparation was made from, a sentence for each."""
+        """In what a table differs from those that the preparation was made from, a sentence for each; a DataError for a
+        table without any of the columns, or with another spelling of one."""
         known = {*(column.name for column in self.columns), *self.target.columns, *self.ignored}
         lacking = [column.name for column in self.columns if column.name not in table.columns]
         unknown = [name for name in table.columns if name not in known]
-        found = [f"{table.name} has no {_named(lacking)}, which counts as missing"] if lacking else []
-        return found + ([f"{_named(unknown)} of {table.name} is not used: no site had it"] if unknown else [])
+        for name in unknown:
+            if pair := next(filter(None, (same_but_for_spelling((one, name)) for one in lacking)), None):
+                raise DataError(f"{table.name} has a column {pair[1]!r}, and the model knows {pair[0]!r}: rename it")
+        if len(lacking) == len(self.columns):
+            raise DataError(f"{table.name} has none of the model's columns; it needs {_named(lacking)}")
+        counts = "counts" if len(lacking) == 1 else "count"
+        found = [f"{table.name} has no {_named(lacking)}, which {counts} as missing"] if lacking else []
+        if len(unknown) == 1:
+            found.append(f"{_named(unknown)} of {table.name} is not used: no site had it")
+        elif unknown:
+            found.append(f"{_named(unknown)} of {table.name} are not used: no site had them")
+        table = table.without(self.missing)
+        strange = [column.strange(table) for column in self.columns if isinstance(column, Categorical)]
+        return found + [sentence for sentence in strange if sentence]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,8 @@ log = logging.getLogger("consilience")
 CSV = "*.[cC][sS][vV]"  # Path.glob is case-sensitive, and some programs write .CSV
 MISSING = ("", "?", "-", ".", "na", "n/a", "#n/a", "nan", "null", "<na>")
 NONE = "none"  # a missing number, but a category in a column of text: "previous disease: none"
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "pipes"}
+_SEPARATOR = re.compile(r"sep=([,;\t|])\r?\n")  # the first line that some spreadsheets write
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,11 @@ def as_table(source: Any, name: str = "the table") -> Table:
         raise DataError(f"a CSV file or a table with columns is expected, got {type(source).__name__}")
     if len(set(map(str, names))) < len(names):
         raise DataError(f"{name}: each column needs its own name, got {list(map(str, names))}")
-    columns = {str(key): [_text(value) for value in _values(source[key])] for key in names}
-    count = len(next(iter(columns.values()), ()))
-    lines = range(1, count + 1)
-    return Table(name, with_points(name, columns, lines, ""), lines)
+    values = {str(key): _values(source[key]) for key in names}
+    columns: dict[str, Cells] = {key: [_text(value) for value in column] for key, column in values.items()}
+    lines = range(1, len(next(iter(columns.values()), ())) + 1)
+    text = {key: columns[key] for key, column in values.items() if any(isinstance(value, str) for value in column)}
+    return Table(name, columns | with_points(name, text, lines, ""), lines)
 
 
 def joined(tables: Sequence[Table]) -> Table:
@@ -88,17 +91,18 @@ def joined(tables: Sequence[Table]) -> Table:
 
 
 def read_csv(path: Path) -> Table:
-    """The table of a CSV file with column names in its first line, and commas, semicolons or tabs between the cells.
+    """The table of a CSV file with column names in its first line, and commas, semicolons, tabs or pipes between the
+    cells.
 
     A row is a line: a quote that is left open would take the rows after it into its cell."""
     name, text = str(path), _decoded(path)
-    delimiter = _delimiter(name, text)
-    rows = _rows(name, text, delimiter)
+    told = _SEPARATOR.match(text)
+    text, before = (text[told.end() :], 1) if told else (text, 0)
+    delimiter = told[1] if told else _delimiter(name, text)
+    rows = _rows(name, text, delimiter, before)
     head = [cell.strip() for cell in next(rows, (1, []))[1]]
     if not any(head):
         raise DataError(f"{path} is empty, or its first line is")
-    if len(set(head)) < len(head):
-        raise DataError(f"{path}: each column needs its own name, got {head}")
     lines, cells = [], []
     for number, row in rows:
         if not any(cell.strip() for cell in row):
@@ -109,7 +113,10 @@ def read_csv(path: Path) -> Table:
         cells.append([_cell(cell) for cell in row])
     if not cells:
         raise DataError(f"{path} has no rows")
-    columns = dict(zip(head, zip(*cells, strict=True), strict=True))
+    found = [(column, own) for column, own in zip(head, zip(*cells, strict=True), strict=True) if column or any(own)]
+    columns = dict(found)  # spreadsheets write columns of empty cells
+    if len(columns) < len(found):
+        raise DataError(f"{path}: each column needs its own name, got {head}")
     return Table(name, with_points(name, columns, lines, delimiter), lines)
 
 
@@ -163,17 +170,21 @@ def _divides(text: str, sign: str, width: int) -> bool:
         return False
 
 
-def _rows(name: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The cells of the rows that are not empty, each with the number of its line; only the first row may span lines."""
-    number = 1
+def _rows(name: str, text: str, delimiter: str, before: int) -> Iterator[tuple[int, list[str]]]:
+    """The cells of the rows that are not empty, each with the number of its line in a file with so many lines `before`
+    the text; only the first row may span lines."""
+    number = first = before + 1
     try:
         reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
         for row in reader:
-            if reader.line_num > number > 1:
-                raise DataError(f"{name}, line {number}: a quote that opens here is not closed in the same line")
-            if row or number == 1:
+            if reader.line_num + before > number > first:
+                raise DataError(
+                    f"{name}, line {number}: a quote that opens here is not closed in the same line: close it, or "
+                    "replace line breaks in cells by blanks"
+                )
+            if row or number == first:
                 yield number, row
-            number = reader.line_num + 1
+            number = reader.line_num + before + 1
     except csv.Error as error:
         raise DataError(f"{name}, line {number}: {error}; is a quote that opens here not closed?") from error
 

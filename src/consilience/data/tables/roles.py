@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from pydantic import Field
 from consilience.core.checks import Count, check_types
 from consilience.core.errors import ConfigError, DataError, nearest
 from consilience.core.text import listing
-from consilience.data.tables.numbers import is_number, resembles_number
+from consilience.data.tables.numbers import is_number, measured, resembles_number
 from consilience.data.tables.reading import NONE, Table
 
 MINIMUM = 5
@@ -90,6 +91,10 @@ class Roles:
         for name in self.target:
             if name not in table.columns:
                 raise DataError(f"{table.name} has no column {name!r}; {_hint(name, table)}")
+        if self.features and not set(self.features) & set(table.columns):
+            raise DataError(
+                f"{table.name} has no column {self.features[0]!r}; {nearest(self.features[0], table.columns)}"
+            )
         if not self.used(table):
             raise DataError(f"{table.name}: a target and at least one feature are needed, got {list(table.columns)}")
 
@@ -100,10 +105,9 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _hint(name: str, table: Table) -> str:
     """Columns that may have been meant: of a similar name, or such as targets often are."""
-    close = nearest(name, table.columns)
-    if close.startswith("did you mean"):
-        return close
     columns = list(table.columns)
+    if difflib.get_close_matches(name.lower(), map(str.lower, columns), n=1, cutoff=0.75):
+        return nearest(name, columns)
     likely = [column for column in columns if _words(column) & set(_OUTCOMES)]
     likely += [column for column, cells in table.columns.items() if len({cell for cell in cells if cell}) == 2]
     likely = list(dict.fromkeys([*likely, columns[-1]]))[:5]
@@ -117,19 +121,39 @@ def _words(name: str) -> set[str]:
 
 def names_identifier(column: str) -> bool:
     """Whether a column's name is that of numbers of patients or rows; an index without a name is one, too."""
-    words = re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower()
-    parts = re.split(r"[^a-z0-9]+", words)
-    return not column or words.startswith("unnamed:") or words in _IDENTIFIERS or parts[-1] in ("id", "uuid", "mrn")
+    return (
+        not column
+        or column.lower().startswith("unnamed:")
+        or column.lower() in _IDENTIFIERS
+        or _last_word(column) in ("id", "uuid", "mrn")
+    )
 
 
-def same_but_for_spelling(names: Mapping[str, object]) -> tuple[str, str] | None:
+def may_name_identifier(column: str) -> bool:
+    """Whether a column's name is that of such numbers, or else of a number of something, such as "case_nr"."""
+    return names_identifier(column) or _last_word(column) in ("nr", "no", "number")
+
+
+def _last_word(column: str) -> str:
+    return re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column).lower())[-1]
+
+
+def same_but_for_spelling(names: Iterable[str]) -> tuple[str, str] | None:
     """Two names that differ in case, blanks and punctuation alone."""
+    return _same(names, lambda name: re.sub(r"[\W_]+", "", name).lower() or name)
+
+
+def same_words(labels: Iterable[str]) -> tuple[str, str] | None:
+    """Two labels that differ in case and blanks alone. Signs count: "A+" is not "A-"."""
+    return _same(labels, lambda label: " ".join(label.split()).casefold())
+
+
+def _same(names: Iterable[str], plain: Callable[[str], str]) -> tuple[str, str] | None:
     seen: dict[str, str] = {}
     for name in names:
-        plain = re.sub(r"[\W_]+", "", name).lower() or name
-        if plain in seen:
-            return seen[plain], name
-        seen[plain] = name
+        if plain(name) in seen:
+            return seen[plain(name)], name
+        seen[plain(name)] = name
     return None
 
 
@@ -145,7 +169,15 @@ def kind_of(table: Table, column: str) -> Kind:
         return "numbers"
     similar = [resembles_number(cell) for _, cell in present]
     if not any(similar):
-        return "dates" if all(_DATE.fullmatch(cell) for _, cell in present) else "text"
+        if all(_DATE.fullmatch(cell) for _, cell in present):
+            return "dates"
+        several = len({cell for _, cell in present}) < len(present)  # of identifiers, all differ
+        if several and (odd := measured(cell for _, cell in present)):
+            raise DataError(
+                f"{table.where(present[0][0], column)} holds {odd!r}, as all rows hold a number with a unit or with "
+                f"blanks: write numbers alone, or declare categorical = [{column!r}] or ignore = [{column!r}]"
+            )
+        return "text"
     row, cell = next(place for place, number in zip(present, numbers, strict=True) if not number)
     raise DataError(
         f"{table.where(row, column)} holds {cell!r}, which is not a number, and other rows hold numbers: correct it, "

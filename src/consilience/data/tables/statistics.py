@@ -17,7 +17,7 @@ from consilience.core.errors import DataError
 from consilience.data.tables.labels import class_numbers
 from consilience.data.tables.numbers import Cells, is_number, is_whole, spelled
 from consilience.data.tables.reading import NONE, Table
-from consilience.data.tables.roles import Kind, Roles, kind_of, names_identifier
+from consilience.data.tables.roles import Kind, Roles, kind_of, may_name_identifier
 
 LARGEST = 1e100  # numbers whose squares and sums are finite
 Real = Annotated[float, Field(allow_inf_nan=False)]
@@ -111,6 +111,8 @@ class Summary:
 def summarise(table: Table, roles: Roles, training: Sequence[int] | None = None) -> Summary:
     """The summary of a table. Targets are counted in the rows `training`, by default in all."""
     table = table.without(roles.missing)
+    if not len(table):
+        raise DataError(f"{table.name} has no rows")
     roles.check(table)
     columns = {name: summarise_column(table, name, roles) for name in roles.used(table)}
     rows = range(len(table)) if training is None else training
@@ -137,7 +139,7 @@ def summarise_column(table: Table, name: str, roles: Roles) -> Column:
     if kind == "numbers":
         values = [value for _, value in numbers(table, name)]
         x = np.array(values)
-        distinct = not names_identifier(name) or _different(values)
+        distinct = not may_name_identifier(name) or _different(values)
         return Column(kind, len(cells) - len(x), len(x), exact_sum(values), exact_squares(x), distinct=distinct)
     found = _categories(cells, kind)
     if roles.declared:  # the values stay at the site
@@ -179,6 +181,9 @@ def target_kind(table: Table, roles: Roles) -> TargetKind:
         odd = next((cell for cell in cells if not is_number(cell)), None)
         if odd is not None:
             raise DataError(f"{table.name}: the target {odd!r} is not a number, which the task needs")
+        early = next((row for row, cell in enumerate(cells) if roles.survival and float(cell) < 0), None)
+        if early is not None:
+            raise DataError(f"{table.where(early, roles.target[0])} holds {cells[early]!r}, and times are not negative")
         return "survival" if roles.survival else "real"
     kinds = {is_number(cell) for cell in cells}
     if kinds != {True}:

@@ -11,7 +11,7 @@ from consilience.report.drawing.canvas import GRID, INK, MUTED, Drawing, chart, 
 
 ROUND = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 CLOSE = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2)
-WIDE = 7.9
+WIDE = 5.4
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def coefficient_plot(title: str, names: Sequence[str], groups: Sequence[Estimate
             [at + 0.5 for at in range(len(names) - 1)], 0, 1, GRID, transform=axes.get_yaxis_transform(), lw=0.8
         )
         axes.grid(axis="y", visible=False)
-        axes.set_yticks(range(len(names)), [clip(name, 34) for name in names])
+        axes.set_yticks(range(len(names)), [clip(name, 30) for name in names])
         axes.set_ylim(len(names) - 0.45, -0.55)
         axes.set_xlabel(x_label)
         if log:

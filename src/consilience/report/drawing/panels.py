@@ -16,11 +16,12 @@ from consilience.figures.panels import Curve, Ellipse, Heat, Mark, Panel, Panels
 from consilience.report.drawing.canvas import DASHED, FEW, INK, MUTED, NAME, PAPER, SERIES, SHADES, Drawing, series
 from consilience.report.drawing.charts import SLANTED, separate_cells
 
-SIZE = (11.0, 4.6)
+SIZE, ONE = (11.0, 4.6), (5.4, 3.4)  # inches of several panels, and of one
 
 
 def side_by_side(figure: Panels, methods: Sequence[str]) -> Drawing:
     """The panels in a row. Methods have the colours of the result table."""
+    size = SIZE if len(figure.panels) > 1 else ONE
     colours = {method: series(index) for index, method in enumerate(methods)}
     cells = [value for panel in figure.panels if panel.heat for row in panel.heat.values for value in row]
     finite = [value for value in cells if text.is_number(value)]
@@ -40,9 +41,9 @@ def side_by_side(figure: Panels, methods: Sequence[str]) -> Drawing:
             canvas.draw_without_rendering()  # so that the panels know how large they are
         for axes, panel in zip(row, figure.panels, strict=True):
             if panel.heat:
-                _fit(axes, panel.heat)
+                _fit(axes, panel.heat, size)
 
-    return Drawing(figure.title, SIZE, paint)
+    return Drawing(figure.title, size, paint)
 
 
 def _lines(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
@@ -81,10 +82,10 @@ def _heat(axes: Axes, heat: Heat, scale: tuple[float, float]) -> None:
     axes.tick_params(bottom=False)
 
 
-def _fit(axes: Axes, heat: Heat) -> None:
+def _fit(axes: Axes, heat: Heat, size: tuple[float, float]) -> None:
     """Set the font size by the size of a cell, and slant the names of columns if they would overlap."""
     box = axes.get_position()
-    width, height = 72 * SIZE[0] * box.width / len(heat.x), 72 * SIZE[1] * box.height / len(heat.y)
+    width, height = 72 * size[0] * box.width / len(heat.x), 72 * size[1] * box.height / len(heat.y)
     longest = max((len(label.get_text()) for label in axes.texts), default=0)
     for label in axes.texts:  # a digit is about 0.6 of its size wide
         label.set_fontsize(min(9.5, 0.7 * height, width / (0.6 * (longest + 1))))

@@ -12,8 +12,12 @@ from consilience.runs.stored import RunFiles
 MOST = 40  # covariates of a drawing
 ABOUT = (
     "An interval holds the {what} with a probability of {level:.0%} given the model, its prior and the data. P(sign) "
-    "is the probability that the {what} lies on the same side of {none} as its estimate. A covariate's unit is that of "
-    "the data."
+    "is the probability that the {what} lies on the same side of {none} as its estimate. "
+)
+INPUTS = "A covariate's unit is that of the data."
+COLUMNS = (
+    "A number is compared over the difference in brackets, a category with the first one of its column, and a missing "
+    "number with the mean."
 )
 
 
@@ -26,11 +30,12 @@ def coefficient_section(run: RunFiles) -> Section:
     everyone, clients = found[EVERYONE], [one for name, one in found.items() if name not in (EVERYONE, NEWCOMER)]
     what = everyone.title if everyone.exp else "coefficient"
     about = ABOUT.format(what=what, level=everyone.level, none=1 if everyone.exp else 0)
+    about += COLUMNS if everyone.per else INPUTS
     shared = [one for name in (EVERYONE, NEWCOMER) if (one := found.get(name)) is not None]
     few = len(clients) + 1 <= len(SERIES)
     coloured = [everyone, *clients] if few else shared
     legend = [Key(one.of, swatch(index)) for index, one in enumerate(coloured)] if len(coloured) > 1 else []
-    plots = [Plot(_drawing(coloured, [] if few else clients), _caption(what, clients, few), wide=True)]
+    plots = [Plot(_drawing(coloured, [] if few else clients), _caption(what, clients, few), wide=True, whole=True)]
     tables = [_table(everyone, found.get(NEWCOMER), clients)]
     folded: Folded = [("Coefficients of each client", _own_table(clients))] if clients else []
     return Section("Coefficients", about, legend=legend, plots=plots, tables=tables, folded=folded)
@@ -46,7 +51,7 @@ def _drawing(coloured: Sequence[Coefficients], pale: Sequence[Coefficients]) -> 
     first = coloured[0]
     label = f"{first.title}, log scale" if first.exp else first.title
     title = f"{first.title[:1].upper()}{first.title[1:]}s with {first.level:.0%} intervals"
-    return coefficient_plot(title, first.names[:MOST], groups, label, first.exp)
+    return coefficient_plot(title, first.labels[:MOST], groups, label, first.exp)
 
 
 def _caption(what: str, clients: Sequence[Coefficients], few: bool) -> str:
@@ -62,7 +67,7 @@ def _table(everyone: Coefficients, newcomer: Coefficients | None, clients: Seque
     head += [f"interval of {NEWCOMER}"] if newcomer else []
     head += ["estimates of clients"] if clients else []
     rows = []
-    for row, name in enumerate(everyone.names):
+    for row, name in enumerate(everyone.labels):
         cells = [name, *everyone.cells()[row]]
         cells += [newcomer.cells()[row][1]] if newcomer else []
         if clients:
@@ -77,7 +82,7 @@ def _own_table(clients: Sequence[Coefficients]) -> Table:
     rows = [
         [Cell(one.of), *(Cell(cell) for cell in (name, *cells))]
         for one in clients
-        for name, cells in zip(one.names, one.cells(), strict=True)
+        for name, cells in zip(one.labels, one.cells(), strict=True)
     ]
     return Table(["client", "covariate", *clients[0].head], rows)
 
@@ -97,5 +102,5 @@ def survival_section(run: RunFiles) -> Section:
         "single patient's time."
     )
     caption = "The probability to have had no event, over time in the unit of the data."
-    plot = Plot(survival_plot("Predicted survival", content["times"], drawn), caption, wide=True)
+    plot = Plot(survival_plot("Predicted survival", content["times"], drawn), caption, wide=True, whole=True)
     return Section("Survival", about, legend=legend, plots=[plot])

@@ -91,6 +91,16 @@ def difference_section(entries: Sequence[dict[str, Any]], methods: Sequence[str]
     return Section("Differences", about, plots=plots, tables=tables)
 
 
+OVER_EXAMPLES = (
+    "with the interval over the client's test examples for these models, from the same bootstrap samples for both. "
+    "Bold: the interval excludes 0. Over several seeds, differences are means."
+)
+OVER_SPLITS = (
+    "a mean over random splits with its 95 % interval, for splits that share examples, and in how many splits the "
+    "method was better. Bold: the interval excludes 0."
+)
+
+
 def local_section(entries: Sequence[dict[str, Any]], methods: Sequence[str], ways: Directions = NO_OWN) -> Section:
     """Differences to LocalOnly at each client: a table for each metric, the first one open."""
     versus = str(entries[0]["versus"]) if entries else ""
@@ -109,9 +119,9 @@ def local_section(entries: Sequence[dict[str, Any]], methods: Sequence[str], way
         else:
             tables.append(table)
     about = (
-        f"A method's score minus that of {versus}, with the interval over the client's test examples for these models, "
-        "from the same bootstrap samples for both. Bold: the interval excludes 0. Over several seeds, differences are "
-        "means."
+        f"A method's score minus that of {versus}, {OVER_SPLITS if 'n' in entries[0] else OVER_EXAMPLES}"
+        if entries
+        else ""
     )
     return Section(f"Differences to {versus} at each client", about, tables=tables, folded=folded)
 
@@ -121,6 +131,8 @@ def _local_cell(entry: Mapping[str, Any] | None) -> Cell:
         return Cell(text.NONE, sort="")
     low, high = _interval(entry)
     around = "" if low is None or high is None else f"[{_signed(low, 3)}, {_signed(high, 3)}]"
+    if entry.get("n"):
+        around = f"{around} better in {entry['better']} of {entry['n']}".strip()
     return Cell(_signed(entry["difference"], 3), around, sort=entry["difference"], best=_is_clear(entry))
 
 

@@ -46,6 +46,38 @@ def test_codes_are_the_same_category_however_programs_write_them() -> None:
     assert features(one, two, categorical="cp", ignore="x") == ("cp=1", "cp=2")
 
 
+def test_truth_is_the_same_category_however_programs_write_it() -> None:
+    one, two = table("a", s=["TRUE", "FALSE"], y=["True", "False"]), table("b", s=[True, False], y=["true", "false"])
+    found = agreed(one, two).preparation
+    assert found.feature_names == ("s=false", "s=true")
+    assert (found.target.classes, found.target.counts) == (("false", "true"), (2, 2))
+
+
+def test_categories_that_differ_in_spelling_alone_are_named() -> None:
+    one, two = table("a", sex=["Male", "f"], y=[0, 1]), table("b", sex=["male", "f"], y=[0, 1])
+    assert agreed(one, two).remarks == (
+        "categories 'Male' and 'male' of column 'sex' differ in spelling alone, and count as two",
+    )
+    assert agreed(table(grade=["A+", "A-", "A+", "A-"], y=Y)).remarks == ()
+
+
+def test_numbers_of_something_are_left_out_only_if_they_all_differ() -> None:
+    assert agreed(table(x=[1, 2, 1, 2], case_nr=[7, 8, 9, 10], y=Y)).preparation.ignored == ("case_nr",)
+    assert features(table(x=[1, 2, 1, 2], vessel_number=[0, 1, 2, 2], y=Y)) == ("x", "vessel_number")
+
+
+@pytest.mark.parametrize("cells", [["70 kg", "81 kg"], ["1%", "20%"], ["1 234,5", "2 000,0"], ["1'234.50", "2'000.10"]])
+def test_numbers_with_units_or_blanks_are_no_categories(cells: list[str]) -> None:
+    message = refused(table(x=cells * 2, y=Y))
+    assert f"a, line 2: column 'x' holds {cells[0]!r}, as all rows hold a number with a unit" in message
+    assert features(table(x=cells * 2, y=Y), categorical="x") == tuple(f"x={cell}" for cell in sorted(cells))
+
+
+@pytest.mark.parametrize("cells", [["40-49", "50-59"], ["08:30", "09:15"], ["1st", "2nd"], ["1A", "2B"]])
+def test_text_that_begins_with_digits_may_be_categories(cells: list[str]) -> None:
+    assert features(table(x=cells * 2, y=Y)) == tuple(f"x={cell}" for cell in cells)
+
+
 def test_a_column_with_gaps_at_any_site_has_an_indicator() -> None:
     one, two = table("a", x=[1, None, 3], y=[0, 1, 0]), table("b", x=[1, 2], y=[0, 1])
     assert features(one, two) == ("x", "x missing")
@@ -192,6 +224,20 @@ def test_a_class_that_one_site_lacks_has_its_place_and_count() -> None:
     assert (found.classes, found.counts) == (("ill", "well"), (3, 1))
 
 
+def test_the_sites_that_lack_a_class_are_named() -> None:
+    one, two = table("basel", x=[1, 2], y=[1, 2]), table("chur", x=[1, 2], y=[0, 1])  # 2 may be 1 at Chur
+    assert agreed(one, two).remarks == ("no target of basel is '0'", "no target of chur is '2'")
+
+
+def test_many_whole_numbers_may_be_meant_as_numbers() -> None:
+    days = table(x=list(range(11)), y=list(range(11)))
+    assert agreed(days).remarks == (
+        "the 11 whole numbers of the target 'y' are classes: to predict numbers, set task.kind = \"regression\", or "
+        "numbers=True in from_tables",
+    )
+    assert agreed(days, numbers=True).remarks == ()
+
+
 @pytest.mark.parametrize(
     ("columns", "target", "message"),
     [
@@ -203,6 +249,12 @@ def test_a_class_that_one_site_lacks_has_its_place_and_count() -> None:
         ({"x": Y, "y": Y}, ["y", "x"], "a target and at least one feature are needed"),
         ({"x": Y, "t": [1, 2, 3, 4], "e": [0, 1, 2, 1]}, ["t", "e"], "line 4: column 'e' must be 1 for an event, or 0"),
         ({"x": Y, "t": [1, "a", 3, 4], "e": Y}, ["t", "e"], "the target 'a' is not a number, which the task needs"),
+        ({"x": Y, "t": [1, 2, 3, 4], "e": [0] * 4}, ["t", "e"], "column 'e' has no event (1) at any site"),
+        ({"x": Y, "t": [1, 2, -0.5, 4], "e": Y}, ["t", "e"], "line 4: column 't' holds '-0.5', and times are not neg"),
+        ({"x": Y, "y": ["yes", "no", "Yes ", "no"]}, "y", "the classes 'Yes ' and 'yes' differ in spelling alone"),
+        ({"x": Y, "y": [1, 1, 1, 1]}, "y", "all targets are '1': at least two classes are needed"),
+        ({"age": Y, "sex": Y, "x": [1, 2, 3, 4]}, "target", "'target'; name the column to predict as target=, perhaps"),
+        ({"x": [], "y": []}, "y", "a has no rows"),
         ({"x": Y, "t": Y}, ["t", "t"], "target is one column, or two different ones"),
         ({"x": [1, 1, 1, 1], "y": Y}, "y", "no column is left to predict from"),
     ],
@@ -215,6 +267,7 @@ def test_targets_that_cannot_be_used_get_a_sentence(columns: dict[str, list[Any]
     ("roles", "message"),
     [
         ({"categorical": ["cpp"]}, "no site has a column 'cpp'; did you mean 'cp'?"),
+        ({"features": ["agee"]}, "a has no column 'agee'; did you mean 'age'?"),
         ({"features": ["cp", "agee"]}, "no site has a column 'agee'; allowed: cp"),
         ({"ignore": "cp", "categorical": "cp"}, "'cp' cannot be a feature and also a target or ignored"),
         ({"minimum": 0}, "minimum must be at least 1, got 0"),

@@ -138,12 +138,37 @@ def test_a_file_that_is_no_preparation_is_named(tmp_path, text: str, message: st
 
 
 def test_a_table_is_told_in_what_it_differs() -> None:
-    made = preparation_of([table({"age": [1, 2], "id": [1, 2], "y": [0, 1]})])
-    assert made.differences(table({"age": [1], "y": [0], "id": [1]})) == []
-    assert made.differences(table({"ages": [1]}, "new")) == [
+    made = preparation_of([table({"age": [1, 2], "dose": [3, 4], "id": [1, 2], "y": [0, 1]})])
+    assert made.differences(table({"age": [1], "dose": [2], "y": [0], "id": [1]})) == []
+    assert made.differences(table({"ages": [1], "dose": [1]}, "new")) == [
         "new has no column 'age', which counts as missing",
         "column 'ages' of new is not used: no site had it",
     ]
+    assert made.differences(table({"dose": [1], "a": [1], "b": [1]}, "new"))[1:] == [
+        "columns 'a' and 'b' of new are not used: no site had them"
+    ]
+
+
+def test_unknown_categories_of_new_rows_are_named_where_they_count_as_none() -> None:
+    made = preparation_of([table({"sex": ["m", "f", "m"], "job": ["a", "a", "b"], "y": [0, 1, 0]})], minimum=1)
+    told = made.differences(table({"sex": ["m", None, "M"], "job": ["a", "a", "a"]}, "new"))
+    assert told == ["column 'sex' of new holds categories that no site had, such as 'M': they count as none"]
+    rare = preparation_of([table({"sex": ["m", "m", "f"], "y": [0, 1, 0]})], minimum=2)
+    assert rare.differences(table({"sex": ["x"]}, "new")) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"Age": [1], "dose": [1]}, "new has a column 'Age', and the model knows 'age': rename it"),
+        ({"weight": [1]}, "new has none of the model's columns; it needs columns 'age' and 'dose'"),
+    ],
+)
+def test_new_rows_without_the_models_columns_are_refused(columns, message: str) -> None:
+    made = preparation_of([table({"age": [1, 2], "dose": [3, 4], "y": [0, 1]})])
+    with pytest.raises(DataError) as caught:
+        made.differences(table(columns, "new"))
+    assert str(caught.value) == message
 
 
 def test_declarations_beside_a_preparation_are_refused() -> None:

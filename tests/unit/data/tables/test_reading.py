@@ -85,6 +85,16 @@ def test_rows_of_empty_cells_are_no_rows(tmp_path: Path) -> None:
     assert len(read(tmp_path, "x;y\n1;2\n;\n\n3;4\n;\n")) == 2
 
 
+def test_columns_without_names_and_cells_are_no_columns(tmp_path: Path) -> None:
+    assert columns(tmp_path, "x;y;;\n1;2;;\n3;4;;\n") == {"x": ["1", "3"], "y": ["2", "4"]}
+    assert "each column needs its own name, got ['', '', 'y']" in refused(tmp_path, ",,y\n0,5,2\n1,6,4\n")
+
+
+def test_a_first_line_may_name_the_separator(tmp_path: Path) -> None:
+    assert columns(tmp_path, "sep=;\r\nx;y, z\r\n1,5;2\r\n") == {"x": ["1.5"], "y, z": ["2"]}
+    assert "line 4: 1 cells" in refused(tmp_path, "sep=;\nx;y\n1;2\n3\n")
+
+
 def test_encodings_of_spreadsheets_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "größe;y\n1;2\n"
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):
@@ -134,6 +144,11 @@ def test_a_data_frame_is_the_table_of_its_csv_file(tmp_path: Path) -> None:
 
 def test_text_of_a_data_frame_may_have_decimal_commas() -> None:
     assert as_table(pd.DataFrame({"x": ["12,5", "3"]})).columns["x"] == ["12.5", "3"]
+
+
+def test_numbers_of_a_data_frame_are_clear_whatever_their_decimals() -> None:
+    frame = pd.DataFrame({"x": [1.234, 61.257], "n": [1234, 2345]})
+    assert as_table(frame).columns == {"x": ["1.234", "61.257"], "n": ["1234", "2345"]}
 
 
 def test_what_has_no_columns_is_refused() -> None:
