@@ -208,7 +208,7 @@ def test_a_site_that_holds_nothing_out_is_asked_only_if_it_claims_to(clouds, lie
     assert [client["name"] for client in saved["clients"]] == [name for name in there.names if name != BAD]
     assert "nll" in run.history[-1]["eval"]
     assert (("evaluate", BAD) in there.grid.delivered) == lies
-    refusal = f"the scores of {BAD!r} are rejected: ConsilienceError: it holds no examples out"
+    refusal = f"the scores of {BAD!r} are rejected: SiteError: it holds no examples out"
     assert (refusal in caplog.text) == (BAD in caplog.text) == lies
 
 

@@ -24,6 +24,7 @@ from consilience.flower.engine import Flower
 from consilience.flower.masked_answers import Masked, MaskedAnswers
 from consilience.flower.messages import (
     CALIBRATION,
+    LONGEST_NAME,
     SECURE,
     STATISTICS,
     CalibrateReply,
@@ -39,6 +40,7 @@ from consilience.flower.messages import (
     decode,
     encode,
 )
+from consilience.flower.policy import Policy
 from consilience.flower.preparing import prepare_at_sites
 from consilience.flower.registry import Registry
 from consilience.flower.secure_site import SecureSite
@@ -59,31 +61,29 @@ Answer = Callable[[MaskedAnswers, Any, dict[str, bytes]], Masked]
 log = logging.getLogger("consilience")
 
 
-def client_app(method: Method, task: Task | TaskFor, load: Load, *, secure: bool = False) -> ClientApp:
+def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
     """The app of the sites. `load` gets the node's settings (flower-supernode --node-config) and returns the site's
     data: a `Dataset`, or `Data` whose test part is held out for evaluation. If it returns `SiteTables`, `task` is a
     function of the preparation that the server makes from the sums of all sites, such as `lambda prepared:
     cs.Classification(nn.Linear(len(prepared.feature_names), 2))`.
 
     The node's settings must have `site`, the name of the site. `states` is the folder for the site's states
-    (by default consilience-states in the node's working directory), and `device` is where it computes (cpu).
-
-    With `secure` the site gives no answer outside secure aggregation, whatever the server asks. It needs the settings
-    `authority`, `certificate` and `key`, the paths of the files with which the node connects."""
-    app, clients = ClientApp(), dict[tuple[str, Preparation | None], FlowerClient]()
+    (by default consilience-states in the node's working directory), `device` is where it computes (cpu), and `policy`
+    is the path of a file that says what may leave the site (docs/trust.md). Secure aggregation needs `authority`,
+    `certificate` and `key`, the paths of the files with which the node connects."""
+    app, clients = ClientApp(), dict[tuple[str, Preparation | None, Policy], FlowerClient]()
 
     def client(context: Context, request: Request) -> FlowerClient:
-        node, key = dict(context.node_config), (_site(context), request.preparation)
+        node = dict(context.node_config)
+        key = _site(context), request.preparation, Policy.of(node)
         if key not in clients:
             own, data = _prepared(task, load, node, request.preparation)
             folder, device = Path(str(node.get("states", "consilience-states"))), str(node.get("device", "cpu"))
-            clients[key] = FlowerClient(key[0], method, own, data, folder, device)
+            clients[key] = FlowerClient(key[0], method, own, data, folder, device, key[2])
         return clients[key]
 
     def hidden(context: Context, request: Request, records: dict[str, bytes], answer: Answer) -> RecordDict | None:
         """The content of a masked answer; None if the request has no secure part."""
-        if request.secure is None and secure:
-            raise ConfigError("this site answers within secure aggregation only: set secure = true at the server")
         if request.secure is None:
             return None
         own = client(context, request)
@@ -93,24 +93,34 @@ def client_app(method: Method, task: Task | TaskFor, load: Load, *, secure: bool
     @app.query(SECURE)
     def step(message: Message, context: Context) -> Message:
         request, _ = decode(message.content, SecureRequest)
-        return Message(encode(secure_site(context, request.terms).answer(request)), reply_to=message)
+        policy = Policy.of(context.node_config)
+        with policy.errors(f"step {request.step!r} of a secure sum failed"):
+            if request.step == "shares":
+                policy.check_cohort(len(request.adverts))
+            return Message(encode(secure_site(context, request.terms).answer(request)), reply_to=message)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         request, _ = decode(message.content, InfoRequest)
-        if request.preparation is None and not isinstance(task, Task):
-            found = summary_info(_site(context), method, lambda: load(dict(context.node_config)))
-        else:
-            found = client(context, request).info()
-        return Message(encode(found), reply_to=message)
+        policy = Policy.of(context.node_config)
+        with policy.errors("its data cannot be used"):
+            if request.preparation is None and not isinstance(task, Task):
+                found = summary_info(_site(context), method, lambda: load(dict(context.node_config)), policy)
+            else:
+                found = client(context, request).info()
+            return Message(encode(found), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         request, records = decode(message.content, TrainRequest)
-        if (content := hidden(context, request, records, MaskedAnswers.train)) is not None:
-            return Message(content, reply_to=message)
+        policy, what = Policy.of(context.node_config), f"round {request.round} failed"
+        with policy.errors(what):
+            if (content := hidden(context, request, records, MaskedAnswers.train)) is not None:
+                return Message(content, reply_to=message)
         try:
-            reply, update = client(context, request).train(request, records)
+            with policy.errors(what):
+                policy.check(request)
+                reply, update = client(context, request).train(request, records)
         except ConsilienceError as error:
             log.exception("round %d", request.round)
             reply, update = TrainReply(status="failed", reason=str(error)), None
@@ -119,26 +129,35 @@ def client_app(method: Method, task: Task | TaskFor, load: Load, *, secure: bool
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         request, records = decode(message.content, EvaluateRequest)
-        if (content := hidden(context, request, records, MaskedAnswers.evaluate)) is not None:
-            return Message(content, reply_to=message)
-        reply, counts = client(context, request).evaluate(request, records)
-        return Message(encode(reply, **counts), reply_to=message)
+        policy = Policy.of(context.node_config)
+        with policy.errors("its evaluation failed"):
+            policy.check(request, "scores")
+            if (content := hidden(context, request, records, MaskedAnswers.evaluate)) is not None:
+                return Message(content, reply_to=message)
+            reply, counts = client(context, request).evaluate(request, records)
+            return Message(encode(reply, **counts), reply_to=message)
 
     @app.query(STATISTICS)
     def statistics(message: Message, context: Context) -> Message:
         request, records = decode(message.content, StatisticsRequest)
-        if (content := hidden(context, request, records, MaskedAnswers.statistics)) is not None:
-            return Message(content, reply_to=message)
-        sums = client(context, request).statistics(request, records)
-        return Message(encode(StatisticsReply(), sums=pack(sums)), reply_to=message)
+        policy = Policy.of(context.node_config)
+        with policy.errors("its pass over the BatchNorm layers failed"):
+            policy.check(request, "statistics")
+            if (content := hidden(context, request, records, MaskedAnswers.statistics)) is not None:
+                return Message(content, reply_to=message)
+            sums = client(context, request).statistics(request, records)
+            return Message(encode(StatisticsReply(), sums=pack(sums)), reply_to=message)
 
     @app.query(CALIBRATION)
     def calibration(message: Message, context: Context) -> Message:
         request, records = decode(message.content, CalibrateRequest)
-        if (content := hidden(context, request, records, MaskedAnswers.calibrate)) is not None:
-            return Message(content, reply_to=message)
-        counts = client(context, request).calibrate(request, records)
-        return Message(encode(CalibrateReply(), counts=pack(counts)), reply_to=message)
+        policy = Policy.of(context.node_config)
+        with policy.errors("its calibration failed"):
+            policy.check(request, "calibration")
+            if (content := hidden(context, request, records, MaskedAnswers.calibrate)) is not None:
+                return Message(content, reply_to=message)
+            counts = client(context, request).calibrate(request, records)
+            return Message(encode(CalibrateReply(), counts=pack(counts)), reply_to=message)
 
     return app
 
@@ -157,7 +176,7 @@ def secure_site(context: Context, terms: Terms) -> SecureSite:
         raise ConfigError(f"the certificate {certificate} is that of {identity.name!r}, and the site is {name!r}")
     root = Path(str(node.get("states", "consilience-states")))
     place = ClientStorage(root, terms.experiment, name).path / "secure"
-    return SecureSite(place, identity, Authority.read(authority))
+    return SecureSite(place, identity, Authority.read(authority), Policy.of(node).smallest_cohort)
 
 
 def _site(context: Context) -> str:
@@ -165,6 +184,8 @@ def _site(context: Context) -> str:
     name = context.node_config.get("site")
     if not isinstance(name, str) or not name:
         raise ConfigError("the node has no site name: start it with --node-config 'site=\"basel\"', for example")
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise ConfigError(f"a site's name has at most {LONGEST_NAME} characters, all of them printable")
     return name
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from consilience.algorithms.switch import phases
-from consilience.core.errors import ConsilienceError
 from consilience.core.records import Tree, stack, to
 from consilience.engines.work import Share
 from consilience.flower.client import FlowerClient, LostStateError
@@ -23,6 +22,7 @@ from consilience.flower.messages import (
     StatisticsRequest,
     TrainRequest,
 )
+from consilience.flower.policy import SiteError
 from consilience.flower.secure_scores import sums_of
 from consilience.flower.secure_site import SecureSite, encoding_of
 from consilience.flower.storage import Result
@@ -79,7 +79,7 @@ class MaskedAnswers:
         try:
             theirs = getattr(request, "fingerprint", self.client.fingerprint)
             if theirs != self.client.fingerprint:
-                raise ConsilienceError(self.client.disagreement(theirs))
+                raise SiteError(self.client.disagreement(theirs))
             return MaskedReply(status="done"), self.site.masked(part, purpose, lambda: answer(part))
         except LostStateError as error:
             return MaskedReply(status="lost", reason=str(error)), None
@@ -92,8 +92,8 @@ class MaskedAnswers:
         update, _ = with_limited_weights(update, update, counted, of=n)
         reason = share.rejected.get(request.client) or algorithm.objection(share.measures)
         if not reason:
-            notes = {name: float(value[0]) for name, value in share.notes.items()}
-            found = Contribution.of(update, notes, counted, share.guards)
+            notes, guards = self.client.told(share, summed=True)
+            found = Contribution.of(update, notes, counted, guards)
             reason = encoding_of(found, part).beyond(stack([found])).get(0, "")
             if not reason:
                 return found, share.states
