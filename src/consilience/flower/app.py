@@ -14,6 +14,7 @@ from torch import Tensor
 from consilience.algorithms.switch import Method, phases
 from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.core.files import CHECKPOINTS
+from consilience.core.logs import in_json, set_up_logs, tell
 from consilience.core.records import pack
 from consilience.data.dataset import Data, Dataset
 from consilience.data.site import SiteTables
@@ -71,6 +72,8 @@ def client_app(method: Method, task: Task | TaskFor, load: Load) -> ClientApp:
     (by default consilience-states in the node's working directory), `device` is where it computes (cpu), and `policy`
     is the path of a file that says what may leave the site (docs/trust.md). Secure aggregation needs `authority`,
     `certificate` and `key`, the paths of the files with which the node connects."""
+    if in_json():
+        set_up_logs()
     app, clients = ClientApp(), dict[tuple[str, Preparation | None, Policy], FlowerClient]()
 
     def client(context: Context, request: Request) -> FlowerClient:
@@ -215,7 +218,7 @@ def server_app(method: Method, task: Task | TaskFor, **options: Any) -> ServerAp
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        set_up_logs()
         serve(grid, method, task, **options)
 
     return app
@@ -289,11 +292,12 @@ def serve(
         resume=RunDirectory(place).exists(),
         engine=engine,
         evaluate_every=evaluate_every,
-        callbacks=[_print_round, *callbacks],
+        callbacks=[coordinator.activity.finished, _print_round, *callbacks],
         progress=False,
         debug=debug,
     )
-    print(f"report: {write_report(place)}", flush=True)
+    report = write_report(place)
+    tell(f"report: {report}", report=str(report))
     return run
 
 
@@ -303,4 +307,4 @@ def _print_round(run: Run, line: dict[str, Any]) -> None:
     parts = [f"round {line['round']}", f"{line['clients']} of {len(names)} sites", f"{line['seconds']:.1f} s"]
     parts += [f"{key} {value:.4g}" for key, value in line.get("marginal", line.get("eval", {})).items()]
     parts += [f"rejected: {', '.join(rejected)}"] if rejected else []
-    print(", ".join(parts), flush=True)
+    tell(", ".join(parts), round=line["round"], clients=line["clients"], rejected=line["rejected"])

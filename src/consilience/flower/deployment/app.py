@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from consilience.config import LoadedDeployment, read_deployment
 from consilience.config.components import build
 from consilience.config.schema import sentence
 from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core.logs import set_up_logs
 from consilience.data import Data, Dataset
 from consilience.data.site import SiteTables
 from consilience.flower.app import TaskFor, client_app, serve
@@ -72,7 +72,7 @@ class DeployedApp:
 
         @app.main()
         def main(grid: Grid, context: Context) -> None:
-            logging.basicConfig(level=logging.WARNING, format="%(message)s")
+            set_up_logs()
             run = RunConfig.read(context.run_config)
             serve(
                 grid,

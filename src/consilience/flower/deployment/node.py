@@ -25,6 +25,7 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from consilience.core.errors import ConfigError
+from consilience.core.logs import in_json, set_up_logs
 from consilience.flower.deployment.certificates import write_private
 from consilience.flower.policy import SETTING, Policy
 
@@ -107,6 +108,8 @@ def run_node(
     subprocess.Popen([*runner, "--runtime-api-address", f"127.0.0.1:{port}", "--parent-pid", str(os.getpid())])
     fleet_http_connection.FleetHttpClient = SiteClient  # type: ignore[attr-defined]
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
+    if in_json():
+        set_up_logs()
     sys.argv = ["flower-supernode", "--port", str(port), "--isolation", "process", *proof, *options]
     flower_supernode()
 
