@@ -8,7 +8,7 @@ from support.secure_sums import authority_folder, identity
 
 
 def content_of(reply):
-    """All bytes of a reply: its payload and its packed records; of an error its text."""
+    """All bytes of a message: its payload and its packed records; of an error its text."""
     if reply.has_error():
         return (reply.error.reason or "").encode()
     records = [record["record"].data for record in reply.content.array_records.values()]
@@ -18,11 +18,12 @@ def content_of(reply):
 @dataclass
 class Sites(World):
     """A `World` whose sites have the `policies`, TOML texts by name, and whose sums are secure if it is. `sent` are
-    (site, kind of message, bytes) of all replies."""
+    (site, kind of message, bytes) of all replies, and `received` of all requests."""
 
     policies: dict[str, str] = field(default_factory=dict)
     secure: bool = False
     sent: list[tuple[str, str, bytes]] = field(default_factory=list)
+    received: list[tuple[str, str, bytes]] = field(default_factory=list)
 
     def start(self, site):
         settings = {"site": site, "states": str(self.disk(site))}
@@ -38,6 +39,7 @@ class Sites(World):
         return self.grid.start(app, **settings)
 
     def _deliver(self, node, message, answer):
+        self.received.append((node.settings["site"], message.metadata.message_type, content_of(message)))
         reply = super()._deliver(node, message, answer)
         if reply is not None:
             self.sent.append((node.settings["site"], message.metadata.message_type, content_of(reply)))

@@ -7,21 +7,24 @@ from importlib.resources import files
 
 import pytest
 import torch
+from flwr.app import Context, Message, RecordDict
 
 import consilience as cs
 from consilience.core.errors import ConfigError
 from consilience.data.site import read_site
 from consilience.flower.client import FlowerClient, summary_info
 from consilience.flower.deployment.node import run_node
-from consilience.flower.messages import EvaluateRequest
+from consilience.flower.messages import CalibrateRequest, EvaluateRequest, SecurePart, StatisticsRequest, encode
 from consilience.flower.policy import Policy, SiteError
 from consilience.flower.site_data import Parts
 from support.deployment import SILOS
 from support.flower_grid import FEDAVG, TRAIN, assert_same, content, unhurried
 from support.scenarios import NAMES, blobs
+from support.secure_sums import TERMS
 from support.trust import Sites
 
 BASEL = NAMES[0]
+SECURE_PART = SecurePart(terms=TERMS, clients=3, largest=1, examples=3, counted=1, reach=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +181,33 @@ def test_class_counts_that_are_not_open_stay_at_the_site(world, caplog):
     assert not any("ScoreCounts" in text for text in there.texts(BASEL))
     assert any("ScoreCounts" in text for text in there.texts(NAMES[1]))
     assert f"the AUROC is a mean of the sites' own: {BASEL!r} keep their counts" in caplog.text
+
+
+@pytest.mark.parametrize("option", ["calibration", "statistics"])
+@pytest.mark.parametrize(
+    ("level", "leaves"), [("open", (True, True)), ("summed", (False, True)), ("never", (False,) * 2)]
+)
+def test_calibration_and_statistics_that_are_not_open_stay_at_the_site(world, option, level, leaves):
+    there = world(f'{option} = "{level}"')
+    about = {"fingerprint": "f", "seed": 0, "precision": "float32"}
+    request = {
+        "calibration": CalibrateRequest(**about, samples=1, score="lac"), "statistics": StatisticsRequest(**about)
+    }[option]  # fmt: skip
+    for secure, may_leave in zip((None, SECURE_PART), leaves, strict=True):
+        message = Message(encode(request.model_copy(update={"secure": secure})), there.nodes[BASEL], f"query.{option}")
+        message.metadata.__dict__["_message_id"] = "1"
+        node = there.grid.nodes[there.nodes[BASEL]]
+        with pytest.raises(cs.core.ConsilienceError) as caught:  # at the latest, the request has another fingerprint
+            node.app(message, Context(1, 7, node.settings, RecordDict(), {}))
+        assert (f'its policy has {option} = "{level}", so it does' in str(caught.value)) != may_leave
+
+
+def test_a_site_that_sends_no_scores_holds_nothing_out_as_far_as_the_server_knows(tmp_path):
+    task, train, test = blobs(clients=1)
+    data = cs.Data(train.client(0), test.client(0), test.client(0))
+    policies = (Policy(scores="never", calibration="never"), Policy(scores="summed", calibration="summed"))
+    found = [FlowerClient(BASEL, FEDAVG, task, lambda: data, tmp_path, policy=one).info() for one in policies]
+    assert [(one.held_out, one.calibration) for one in found] == [(0, 0), (len(data.test), len(data.test))]
 
 
 def test_an_update_with_class_counts_does_not_leave(world):
