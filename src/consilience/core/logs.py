@@ -54,13 +54,16 @@ def set_up_logs(*handlers: logging.Handler) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[OwnHandler()], force=True)
     TOLD.setLevel(logging.INFO)
     for name in OTHERS:
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [OwnHandler()], False
+        logger, handler = logging.getLogger(name), OwnHandler()
+        handler.setLevel(logging.INFO)
+        logger.handlers, logger.propagate = [handler], False
 
 
 def tell(text: str, **facts: Any) -> None:
     """Print a text, or log it with these facts if logs are lines of JSON."""
     if in_json():
+        if not TOLD.isEnabledFor(logging.INFO):
+            set_up_logs()
         TOLD.info(text, extra={"facts": facts})
     else:
         print(text, flush=True)
