@@ -5,8 +5,9 @@ In the order of one round: `app` has the Flower apps and `serve`, which calls `f
 it: it builds the requests in `messages`, `coordinator` sends them to the sites that are online, over Flower's grid in
 `transport`, and `client` answers them at the site, whose states `storage` keeps on its disk. Then `updates` checks each
 update before it is fused, `states` records which state each client now has, and `scores` collects the sites' scores.
-`policy` says what may leave a site, `activity` writes down what the server sees of sites for the page that `status`
-reads and `status_page` shows. `deployment` makes apps from config files, and `loopback` runs a federation as processes on one machine.
+`policy` says what may leave a site. `activity` writes down what the server sees of the sites, which `status` reads and
+`status_page` shows. `deployment` makes apps from config files, and `loopback` runs a federation as processes on one
+machine.
 """
 
 from importlib.util import find_spec
