@@ -21,8 +21,9 @@ from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.core.logs import set_up_logs
 from consilience.data import Data, Dataset
 from consilience.data.site import SiteTables
-from consilience.flower.app import TaskFor, client_app, serve
+from consilience.flower.app import serve
 from consilience.flower.coordinator import Participation
+from consilience.flower.site_app import TaskFor, client_app
 from consilience.tasks.task import Task
 
 Load = Callable[..., Dataset | Data | SiteTables]
