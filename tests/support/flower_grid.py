@@ -28,6 +28,7 @@ from consilience.flower.registry import Registry
 from consilience.flower.storage import ClientStorage
 from support.scenarios import NAMES, blobs, linear
 from support.sealed import content, lines
+from support.secure_sums import proofs
 
 BAD = "Chur"  # the site that misbehaves
 SIZES = (7, 3, 4, 12, 5)
@@ -233,6 +234,7 @@ class World:
     folder: Path
     held_out: cs.Federation | None = None
     participation: dict = field(default_factory=dict)
+    secure: bool = False
     faults: dict[tuple[int, str], Callable] = field(default_factory=dict)
     always: dict[str, Callable] = field(default_factory=dict)
     instead: dict[tuple[str, str], Callable] = field(default_factory=dict)
@@ -260,7 +262,11 @@ class World:
 
     def start(self, site):
         app = client_app(self.method, self.task, lambda node: self.data(self.names.index(node["site"])))
-        return self.grid.start(app, site=site, states=str(self.disk(site)))
+        return self.grid.start(app, **self.settings(site))
+
+    def settings(self, site):
+        """The settings of a site's node."""
+        return {"site": site, "states": str(self.disk(site)), **(proofs(site) if self.secure else {})}
 
     def kill(self, site, noticed=0.0):
         self.grid.kill(self.nodes[site], noticed)
@@ -289,11 +295,11 @@ class World:
         return cls(method, task, federation, folder, **options)
 
     @classmethod
-    def blobs(cls, method, folder):
+    def blobs(cls, method, folder, **options):
         """A classification with held-out examples."""
         task, train, test = blobs(clients=4)
         names = NAMES[:4]
-        return cls(method, task, replace(train, names=names), folder, replace(test, names=names))
+        return cls(method, task, replace(train, names=names), folder, replace(test, names=names), **options)
 
     def serve(self, rounds, **options):
         """The server's process. It resumes the run in its directory."""
@@ -303,20 +309,23 @@ class World:
                 self.grid,
                 self.method,
                 self.task,
-                participation=Participation(len(self.federation), **SHORT | self.participation),
+                participation=Participation(**{"clients": len(self.federation)} | SHORT | self.participation),
                 rounds=rounds,
                 out=self.out,
                 precision="float64",
+                secure=self.secure,
                 **options,
             )
 
     def simulated(self, rounds, missing=(), **options):
-        """The same run in the simulator. The updates of the clients `missing` are NaN."""
+        """The same run in the simulator, client by client if sums are secure, whose results are the same to the last
+        bit. The updates of the clients `missing` are NaN."""
         data = self.federation.data[torch.arange(len(self.federation.data))]
         for site in missing:
             data.x[self.federation.indices(self.names.index(site))] = torch.nan
         federation = cs.Federation(data, self.federation.order, self.federation.offsets, names=self.names)
-        engine = cs.Simulator(device="cpu", precision="float64", chunk=len(federation), workers=1)
+        chunk = 1 if self.secure else len(federation)
+        engine = cs.Simulator(device="cpu", precision="float64", chunk=chunk, workers=1, secure=self.secure)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cs.Dataset, "__post_init__", lambda data: None)  # which would reject NaN
             return cs.fit(self.method, self.task, federation, rounds=rounds, engine=engine, progress=False, **options)
@@ -324,9 +333,9 @@ class World:
     def files(self, site):
         return ClientStorage(self.disk(site), Registry.read(self.out).experiment, site)
 
-    def state(self, run, site) -> Tree:
+    def state(self, run, site, client=None) -> Tree:
         """A site's state on its own disk, which the next request would name."""
-        client = self.names.index(site)
+        client = self.names.index(site) if client is None else client
         token = run.states.token(client)
         if token == NO_STATE:  # the next request brings it
             return run.states.gather(torch.tensor([client]))
@@ -340,12 +349,15 @@ def assert_same(found, wanted, tolerance=1e-10):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def disagreement(world, run):
+def disagreement(world, run, mirrored=True):
     """The distance of the server's state from the states on the clients' disks: of q from p₀ Π q_k, or of c from the
-    mean of all c_k. The server's mirror of every state must equal the state on the disk."""
-    states = [world.state(run, site) for site in world.names]
-    for k, state in enumerate(states):
-        assert_same(run.states.gather(torch.tensor([k])), state)
+    mean of all c_k. If states are `mirrored`, the server's copy of every state must equal the state on the disk. Sites
+    whose parts are not in the server's state do not count."""
+    parts = [client for client, has_part in enumerate(run.states.parts.tolist()) if has_part]
+    states = [world.state(run, run.federation.name(client), client) for client in parts]
+    for client, state in zip(parts, states, strict=True):
+        if mirrored:
+            assert_same(run.states.gather(torch.tensor([client])), state)
     if isinstance(world.method, cs.SCAFFOLD):
         return float((run.server.c - torch.stack([state.c[0] for state in states]).mean(0)).norm())
     product = world.method.before(run.server.q.eta)

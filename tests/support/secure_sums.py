@@ -13,7 +13,7 @@ from consilience.secure.identity import Authority, Identity
 from consilience.secure.messages import Terms
 from consilience.secure.server import SecureSum
 
-TERMS = Terms(experiment="0123456789abcdef", purpose="round 3", attempt="1-7", layout="ab" * 32)
+TERMS = Terms(experiment="0123456789abcdef", purpose="round 3", attempt="1-7", layout="ab" * 32, asked="cd" * 32)
 STEPS = ("share", "mask", "confirm", "unmask")
 
 
@@ -30,6 +30,14 @@ def identity(name, folder=None):
     folder = folder or authority_folder()
     key = folder / f"{name}.key"
     return Identity.read(certify(folder, name, make_key(key)), key)
+
+
+def proofs(site):
+    """The settings of a site's node with the paths of its files."""
+    folder = authority_folder()
+    identity(site)
+    names = {"authority": "ca.crt", "certificate": f"{site}.crt", "key": f"{site}.key"}
+    return {setting: str(folder / name) for setting, name in names.items()}
 
 
 def authority(folder=None, peers=None):

@@ -13,8 +13,8 @@ from flwr.clientapp import ClientApp
 import consilience as cs
 from consilience.core.records import Weighted, pack, tree_map, unpack
 from consilience.flower import client_app
-from consilience.flower.messages import SiteInfo, TrainReply, TrainRequest, decode, encode
-from drill.setting import METHODS, hospitals, task
+from consilience.flower.messages import SECURE, SiteInfo, TrainReply, TrainRequest, decode, encode
+from drill.setting import METHODS, five_sites, hospitals, task
 
 app = ClientApp()
 
@@ -24,7 +24,7 @@ def honest(method: str) -> ClientApp:
     """The app without faults."""
 
     def load(node):
-        train, test = hospitals()
+        train, test = five_sites() if node.get("five") else hospitals()
         client = train.names.index(node["site"])
         return cs.Data(train.client(client), test.client(client))
 
@@ -39,6 +39,12 @@ def query(message: Message, context: Context) -> Message:
         return reply
     info, _ = decode(reply.content, SiteInfo)
     return Message(encode(info.model_copy(update={"examples": 10**9})), reply_to=message)
+
+
+@app.query(SECURE)
+def step(message: Message, context: Context) -> Message:
+    """A step of a secure sum."""
+    return honest(str(context.run_config["method"]))(message, context)
 
 
 @app.evaluate()

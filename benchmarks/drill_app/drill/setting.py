@@ -19,6 +19,19 @@ def hospitals() -> tuple[cs.Federation, cs.Federation]:
 
 
 @cache
+def five_sites() -> tuple[cs.Federation, cs.Federation]:
+    """The same patients at five sites: every second one of Cleveland's is at Akron."""
+    return tuple(_with_akron(part) for part in hospitals())
+
+
+def _with_akron(part: cs.Federation) -> cs.Federation:
+    silos = {name: part.client(k) for k, name in enumerate(part.names)}
+    whole = silos["Cleveland"]
+    rows = torch.arange(len(whole))
+    return cs.Federation.from_silos({**silos, "Cleveland": whole[rows[::2]], "Akron": whole[rows[1::2]]})
+
+
+@cache
 def task() -> cs.Task:
     """A network of one hidden layer on the hospitals' 29 features."""
     with torch.random.fork_rng():
@@ -32,5 +45,5 @@ def options(config: Mapping[str, Any]) -> dict[str, Any]:
 
     names = ("clients", "min_clients", "timeout", "patience", "max_examples")
     participation = Participation(**{key: config[key] for key in names})
-    shared = {key: config[key] for key in ("rounds", "out")}
+    shared = {key: config[key] for key in ("rounds", "out", "secure")}
     return {"participation": participation, **shared, "name": "heart-disease", "evaluate_every": config["rounds"]}

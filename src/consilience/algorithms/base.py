@@ -130,6 +130,11 @@ class Algorithm(ABC):
         state, for `swap` and `forget` where nobody else knows it; None if it cannot be estimated."""
         return None
 
+    def farewell(self, state: Any) -> Tree:
+        """The update by which clients with these states take their parts out of the server's state; None if no update
+        can."""
+        return None
+
     @abstractmethod
     def fuse(self, server: Any, update: Any) -> Tree:
         """The server's state after a round, from the sum of the updates (or from all of them, if not additive)."""

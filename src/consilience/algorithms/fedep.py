@@ -62,6 +62,12 @@ class FedEP(Factors):
         q = server.q / state.factor
         return Server(q, self.server.start(q))
 
+    def farewell(self, state: Client) -> Gaussian | None:
+        """(1 / q_k)^(1/lr), which `fuse` multiplies q by; with momentum no single update can."""
+        if not isinstance(self.server, Momentum) or self.server.momentum:
+            return None
+        return state.factor ** (-1 / self.server.lr)
+
     def estimate(self, server: Server, share: float) -> Client:
         """(q / p₀)^share, as FedSEP removes it."""
         factor = (server.q / self.before(server.q.eta)) ** share

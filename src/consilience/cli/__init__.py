@@ -12,6 +12,7 @@ from consilience.cli.flower import certificate, gate, new, node
 from consilience.cli.listing import list_
 from consilience.cli.recipes import demo, reproduce
 from consilience.cli.runs import compare, report, rewind, run
+from consilience.cli.sites import admit, forget, remove, sites
 from consilience.cli.status import status
 from consilience.core.errors import ConsilienceError
 from consilience.core.logs import set_up_logs
@@ -31,6 +32,10 @@ flower.command()(new)
 flower.command()(gate)
 flower.command()(certificate)
 flower.command()(status)
+flower.command()(sites)
+flower.command()(admit)
+flower.command()(remove)
+flower.command()(forget)
 flower.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(node)
 app.add_typer(flower, name="flower")
 

@@ -24,8 +24,8 @@ from consilience.tasks.task import Task
 class RoundResult:
     """A round's updates, the server state that its messages were made from, and the bytes sent to clients.
 
-    `server` differs from the state that the round was called with where a client lost its own state: the session
-    exchanged the client's part first."""
+    `server` differs from the state that the round was called with where a client lost its own state, joined, or is
+    forgotten: the session changed the client's part first."""
 
     share: Share
     server: Tree
@@ -70,7 +70,8 @@ class Session(ABC):
 
     @abstractmethod
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
-        """Compute the clients `ids`, and commit the new states of those whose updates were accepted."""
+        """Compute the clients `ids`, and commit the new states of those whose updates were accepted. At real sites
+        clients may join first: then `federation` has them."""
 
     @abstractmethod
     def statistics(self, theta: Tensor) -> Sums | None:

@@ -94,6 +94,10 @@ class States(ABC):
     def restore(self, saved: Tree) -> None:
         """Return to a snapshot."""
 
+    @abstractmethod
+    def remove(self, client: int) -> None:
+        """Forget a client's state, as if it had never taken part."""
+
     def forget(self, saved: Tree, spared: Sequence[Tree] = ()) -> None:  # noqa: B027 (states in memory have no files)
         """`saved` is now in a checkpoint: drop files that no kept checkpoint needs, nor any of `spared`."""
 
@@ -113,6 +117,9 @@ class InMemory(States):
 
     def _write(self, client: int, state: Tree, round: int) -> None:
         self._rows[client] = tree_map(torch.clone, state)  # a view would keep the whole cohort in memory
+
+    def remove(self, client: int) -> None:
+        self._rows.pop(client, None)
 
     def snapshot(self) -> Tree:
         """(ids, stacked rows), or None if no client has a state."""
@@ -196,6 +203,11 @@ class OnDisk(States):
                 sealed = seal(self._held[client], **self._about(client))
                 write_atomically(self._path(client, self._round[client]), sealed, private=True)
             self._unwritten.remove(client)
+
+    def remove(self, client: int) -> None:
+        self._round.pop(client, None)
+        self._held.pop(client, None)
+        self._unwritten.discard(client)
 
     def _map(self) -> Tensor:
         """The clients that have a state, and the state's round, [clients, 2]."""

@@ -95,11 +95,11 @@ def serve(
         registry = Registry.of(coordinator.gather(participation.clients), participation.max_examples)
     storage = Storage(place, checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
     tokens = deque[Tensor](maxlen=keep_checkpoints)
-    engine = Flower(coordinator, registry, place, method, device, precision, secure, tokens)
+    engine = Flower(coordinator, registry, place, method, device, precision, secure, cohort, tokens)
     run = fit(
         method,
         task,
-        registry.federation(name, classes, preparation),
+        registry.founding().federation(name, classes, preparation),
         rounds=rounds,
         cohort=cohort,
         test=test,

@@ -21,7 +21,7 @@ from consilience.engines import ALONE, PRECISIONS, Alone, Plan, Ranks
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.exchange import Exchange
 from consilience.flower.folding import Spill
-from consilience.flower.registry import Registry
+from consilience.flower.registry import Registry, RemoteFederation
 from consilience.flower.secure_session import SecureExchange, SecureSession
 from consilience.flower.session import FlowerSession
 from consilience.tasks.task import Task
@@ -38,6 +38,8 @@ class Flower:
     device: str = "cpu"
     precision: str = "float32"
     secure: bool = False
+    cohort: int | None = None
+    """The most clients of a round; None for all, however many join."""
     leads = True
     saved_tokens: deque[Tensor] = field(default_factory=lambda: deque(maxlen=CHECKPOINTS))
     """The tokens in the checkpoints on the server's disk."""
@@ -64,7 +66,7 @@ class Flower:
         plan: Plan | None = None,
         ranks: Ranks = ALONE,
     ) -> FlowerSession:
-        if federation.names != self.registry.names:
+        if not isinstance(federation, RemoteFederation):
             raise ConfigError(
                 f"{algorithm.name} moves the data to one place, which a real federation cannot do: choose another "
                 "method"
@@ -78,13 +80,13 @@ class Flower:
         kind, session = (SecureExchange, SecureSession) if self.secure else (Exchange, FlowerSession)
         exchange = kind(
             self.coordinator,
-            started,
+            started.founding(),
             algorithm,
             prepared,
             federation,
             stage=next(i for i, phase in enumerate(phases(self.method)) if phase.algorithm is algorithm),
             seed=seed,
-            cohort=min(cohort, len(federation)),
+            most=self.cohort,
             precision=self.precision,
             folder=self.place,
         )

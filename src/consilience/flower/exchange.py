@@ -15,7 +15,6 @@ from consilience.algorithms.base import Algorithm
 from consilience.core import keys
 from consilience.core.errors import RecordError
 from consilience.core.records import Addressed, Tree, nbytes, pack, to, tree_map
-from consilience.data import Federation
 from consilience.engines import Share, States, encoding_of, part_of, refused_clients, template_of
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.folding import Folded, OneByOne, Spill, Updates
@@ -29,7 +28,7 @@ from consilience.flower.messages import (
     encode,
     longest_record,
 )
-from consilience.flower.registry import Registry
+from consilience.flower.registry import Registry, RemoteFederation
 from consilience.flower.states import RemoteStates
 from consilience.flower.updates import LARGE, LARGEST, check_update, magnitude
 from consilience.secure import Encoding
@@ -70,10 +69,11 @@ class Exchange:
     registry: Registry
     algorithm: Algorithm
     task: Task
-    federation: Federation
+    federation: RemoteFederation
     stage: int
     seed: int
-    cohort: int
+    most: int | None
+    """The most clients of a round; None for all."""
     precision: str
     folder: Path
     """Where updates are kept while an attempt lasts."""
@@ -81,6 +81,16 @@ class Exchange:
     """The clients whose weight was reduced. Each is logged once."""
     _refused: dict[int, str] = field(default_factory=dict)
     """Why clients' last updates were refused, until the clients are told."""
+
+    def use(self, registry: Registry) -> None:
+        """Go on with the sites of this registry."""
+        self.registry, self.federation = registry, self.federation.of(registry)
+
+    @property
+    def cohort(self) -> int:
+        """The number of clients of a round."""
+        clients = len(self.registry.taking_part)
+        return clients if self.most is None else min(self.most, clients)
 
     def template(self, server: Tree, states: States, ids: Tensor) -> Template:
         """The template of an update."""
@@ -283,6 +293,7 @@ class Orders:
             base=base,
             keep=states.kept(client),
             refused=self.refused[client],
+            leaving=exchange.registry.members[client].status == "leaving",
             secure=secure,
         )
         return encode(request, **records)

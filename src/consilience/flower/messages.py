@@ -1,6 +1,9 @@
 """Messages between the server and the sites: checked JSON for plain values, packed records for tensors."""
 
+import hashlib
+import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -16,7 +19,7 @@ from pydantic import (
 )
 
 from consilience.core.errors import ConsilienceError, RecordError
-from consilience.core.records import Tree, pack
+from consilience.core.records import Addressed, Tree, pack, unpack
 from consilience.core.text import plain
 from consilience.data.tables import Preparation, Summary
 from consilience.secure.messages import Advert, Blob, Names, Opened, Shares, Terms
@@ -153,7 +156,8 @@ class TrainRequest(Request):
     The client starts from the state of the request `base`, which is on its disk, or from the state in this request if
     `base` is `NO_STATE`. It stores its new state as `token`. The next request's `base` is the only acknowledgement of
     an accepted update. `keep` are the states that the server may go back to. `refused` is the reason why the server
-    refused the client's last update, for the log of the site."""
+    refused the client's last update, for the log of the site. A client that is `leaving` takes its part out of the
+    server's state."""
 
     records = frozenset({"message", "state"})
     experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
@@ -169,6 +173,7 @@ class TrainRequest(Request):
     base: Token
     keep: Annotated[list[Token], Field(max_length=MANY)]
     refused: Text = ""
+    leaving: bool = False
 
 
 class TrainReply(Payload):
@@ -291,6 +296,22 @@ def encode(payload: Payload, **records: bytes) -> RecordDict:
         array = Array(dtype="uint8", shape=(len(data),), stype="consilience.record", data=data)
         content[name] = ArrayRecord({"record": array})
     return RecordDict(content)
+
+
+OWN = {"client", "base", "keep", "refused", "leaving", "secure"}  # fields of a request that differ between sites
+OWN_RECORDS = {"state"}
+
+
+def asked(request: Request, records: Mapping[str, bytes]) -> str:
+    """A digest of what a request asks of all sites alike. Of messages that differ between clients it is the part that
+    all have in common."""
+    known = {name: data for name, data in records.items() if name not in OWN_RECORDS}
+    message = unpack(known["message"]) if "message" in known else None
+    if isinstance(message, Addressed):
+        known["message"] = pack(message.shared)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in known.items()}
+    text = json.dumps([request.model_dump(mode="json", exclude=OWN), digests], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def longest_record(template: Tree) -> int:

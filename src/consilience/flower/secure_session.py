@@ -21,7 +21,18 @@ from consilience.evaluation.sets import check_score
 from consilience.flower.calibration import empty
 from consilience.flower.contribution import Contribution
 from consilience.flower.exchange import Attempt, Exchange, Template
-from consilience.flower.messages import CALIBRATION, NO_STATE, STATISTICS, SecurePart, StatisticsRequest, encode
+from consilience.flower.messages import (
+    CALIBRATION,
+    NO_STATE,
+    STATISTICS,
+    CalibrateRequest,
+    EvaluateRequest,
+    Request,
+    SecurePart,
+    StatisticsRequest,
+    TrainRequest,
+    encode,
+)
 from consilience.flower.secure_scores import evaluation_of, sums_of
 from consilience.flower.secure_sums import Outcome, SecureSums
 from consilience.flower.session import Content, FlowerSession
@@ -63,12 +74,13 @@ class SecureExchange(Exchange):
         assert template.encoding is not None
         orders, names = self.orders(server, states, chosen, round), self.registry.names
 
-        def content(name: str, part: SecurePart) -> Any:
-            counted = int(self.federation.sizes[names.index(name)])
-            return orders.content(name, part.model_copy(update={"counted": counted}))
+        def content(name: str, part: SecurePart | None) -> Any:
+            counted = self.registry.members[names.index(name)].examples
+            return orders.content(name, part and part.model_copy(update={"counted": counted}))
 
         outcome = self.sums.sum(
             "train",
+            TrainRequest,
             f"round {round} of stage {self.stage}",
             orders.names,
             content,
@@ -124,18 +136,30 @@ class SecureSession(FlowerSession):
         guess = self._algorithm.estimate(server, share)
         if guess is None:
             raise ConsilienceError(
-                f"{self.federation.name(client)!r} has lost its state, and under secure aggregation nobody knows its "
-                f"part in the server's state of {self._algorithm.name}: restore the site's folder of states from a "
-                "backup, or begin a new run"
+                f"under secure aggregation only {self.federation.name(client)!r} knows its part in the server's state "
+                f"of {self._algorithm.name}: if the site has lost its folder of states, restore it from a backup"
             )
-        log.warning(
-            "the lost state of %r is replaced by an estimate, its share of the whole", self.federation.name(client)
-        )
+        log.warning("the state of %r is replaced by an estimate, its share of the whole", self.federation.name(client))
         return guess
 
+    def _forgettable_state(self, server: Tree, states: RemoteStates, client: int) -> Tree:
+        if not self._exchange.registry.members[client].estimated:
+            raise ConsilienceError(
+                "under secure aggregation only the site knows its part in the server's state, and the updates of "
+                f"{self._algorithm.name} cannot take it out: ask for an estimate by `forget --estimate`"
+            )
+        return self._known_state(server, states, client)
+
+    def _leaving(self, states: RemoteStates) -> set[int]:
+        members = enumerate(self._exchange.registry.members)
+        asked = [client for client, member in members if member.status == "leaving" and not member.estimated]
+        able = asked and self._algorithm.farewell(states.gather(torch.tensor(asked))) is not None
+        return set(asked) if able else set()
+
     def _total(
-        self, kind: str, purpose: str, held: dict[str, int], content: Content, like: Tree, most: int = 1
-    ) -> Tree:
+        self, kind: str, request: type[Request], purpose: str, held: dict[str, int], content: Content, like: Tree,
+        most: int = 1,
+    ) -> Tree:  # fmt: skip
         """The sum of the answers of sites that hold these numbers of examples, with at most `most` entries each; None
         if there is none, and the log says why."""
         if len(held) < FEWEST:
@@ -145,7 +169,7 @@ class SecureSession(FlowerSession):
         largest, examples = most * max(held.values()), most * sum(held.values())
         encoding = Encoding.of(like, clients=len(held), largest=largest, examples=examples)
         outcome = self._exchange.sums.sum(
-            kind, purpose, held, content, encoding, largest=largest, examples=examples,
+            kind, request, purpose, held, content, encoding, largest=largest, examples=examples,
             attempt=f"{self._exchange.registry.start}-{self._coordinator.next_request()}",
         )  # fmt: skip
         for name, reason in outcome.failures.items():
@@ -156,12 +180,14 @@ class SecureSession(FlowerSession):
 
     def _held(self, what: str) -> dict[str, int]:
         """How many examples of a kind the online sites hold, where they hold any."""
-        online = self._coordinator.available(self.federation.names or ())
+        online = self._coordinator.available(self._exchange.registry.active)
         held = {name: int(getattr(self._coordinator.online[name][1], what)) for name in online}
         return {name: examples for name, examples in held.items() if examples}
 
     def _scores(self, content: Content, template: Evaluation) -> Evaluation | None:
-        total = self._total("evaluate", "scores", self._held("held_out"), content, sums_of(1, template))
+        total = self._total(
+            "evaluate", EvaluateRequest, "scores", self._held("held_out"), content, sums_of(1, template)
+        )
         return None if total is None else evaluation_of(total, template)
 
     def _calibration(self, content: Content) -> Calibration | None:
@@ -170,7 +196,8 @@ class SecureSession(FlowerSession):
             return None
         try:
             like = empty(check_score(self.task, "lac"))
-            total: Calibration | None = self._total(f"query.{CALIBRATION}", "calibration counts", held, content, like)
+            kind, what = f"query.{CALIBRATION}", "calibration counts"
+            total: Calibration | None = self._total(kind, CalibrateRequest, what, held, content, like)
             if total is not None:
                 total.threshold(LEVEL)
         except DataError as error:
@@ -190,7 +217,7 @@ class SecureSession(FlowerSession):
             return encode(own, weights=pack(Point(theta.cpu())), **further)
 
         entries = max(1, math.ceil(float(like.count.max())))
-        kind = f"query.{STATISTICS}"
-        found = self._total(kind, "statistics of BatchNorm layers", self._held("examples"), content, like, entries)
+        kind, what = f"query.{STATISTICS}", "statistics of BatchNorm layers"
+        found = self._total(kind, StatisticsRequest, what, self._held("examples"), content, like, entries)
         if found is not None:
             yield to(found, self.task.device)

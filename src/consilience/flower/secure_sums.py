@@ -15,9 +15,11 @@ from consilience.flower.coordinator import Coordinator
 from consilience.flower.messages import (
     SECURE,
     MaskedReply,
+    Request,
     SecurePart,
     SecureReply,
     SecureRequest,
+    asked,
     decode,
     encode,
     longest_record,
@@ -29,7 +31,7 @@ from consilience.secure.server import SecureSum
 
 STEP = 120.0  # seconds of a step in which sites compute nothing but keys and shares
 
-Content = Callable[[str, SecurePart], RecordDict]
+Content = Callable[[str, SecurePart | None], RecordDict]
 """A function of a site's name and its secure part that returns the request for its answer."""
 
 
@@ -60,6 +62,7 @@ class SecureSums:
     def sum(
         self,
         kind: str,
+        request: type[Request],
         purpose: str,
         names: Iterable[str],
         content: Content,
@@ -70,10 +73,12 @@ class SecureSums:
         reach: float = REACH,
         attempt: str,
     ) -> Outcome:
-        """The sum of the answers of these sites to requests of this `kind`. `encoding` is that of a contribution, which
-        follows from `largest`, `examples` and `reach`. Sites that do not answer a step are left out from there on."""
-        terms = Terms(experiment=self.experiment, purpose=purpose, attempt=attempt, layout=encoding.digest)
+        """The sum of the answers of these sites to requests of this `kind` and type. `encoding` is that of a
+        contribution, which follows from `largest`, `examples` and `reach`. Sites that do not answer a step are left out
+        from there on."""
         outcome, names = Outcome(), sorted(names)
+        alike = asked(*decode(content(names[0], None), request))
+        terms = Terms(experiment=self.experiment, purpose=purpose, attempt=attempt, layout=encoding.digest, asked=alike)
         total = self._agreed(terms, names, outcome)
         if total is None:
             return outcome

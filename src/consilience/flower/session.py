@@ -19,6 +19,7 @@ from consilience.evaluation.predictions import SAMPLES
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.flower.calibration import calibrate_at_sites
 from consilience.flower.exchange import Exchange, Template
+from consilience.flower.membership import Membership
 from consilience.flower.messages import (
     NO_STATE,
     CalibrateRequest,
@@ -55,6 +56,7 @@ class FlowerSession(Session):
         self._exchange, self._coordinator = exchange, exchange.coordinator
         self._algorithm, self._seed, self._saved_tokens = exchange.algorithm, exchange.seed, saved_tokens
         self.task, self.federation, self.cohort = exchange.task, exchange.federation, exchange.cohort
+        self._members = exchange.registry.members
         self._lost: set[int] = set()
         self._template: Template | None = None
 
@@ -84,32 +86,62 @@ class FlowerSession(Session):
         assert isinstance(states, RemoteStates)
         assert self._template is not None
         participation = self._coordinator.participation
-        least, pause = max(self.fewest, min(participation.min_clients, self.cohort)), 1.0
-        for _ in self._coordinator.waiting(lambda: f"round {round} needs {least} of its clients"):
-            server = self._restart_lost(server, states, round)
+        pause = 1.0
+        for _ in self._coordinator.waiting(lambda: f"round {round} needs {self._least} of its clients"):
+            server = self._with_members(self._restart_lost(server, states, round), states, round)
             chosen = self._choose(ids, round)
-            if len(chosen) < least:
+            if len(chosen) < self._least:
                 continue
             with self._exchange.attempt(server, states, chosen, round, self._template) as attempt:
                 self._lost |= attempt.lost
-                if len(attempt.share.accepted) >= least or attempt.final:
+                if len(attempt.share.accepted) >= self._least or attempt.final:
                     for client, token, state in attempt.accepted:
                         states.accept(client, token, state, round)
+                    self._let_go(attempt.share.accepted, states, round)
                     return RoundResult(attempt.share, server, attempt.bytes_down)
             for client, reason in attempt.share.rejected.items():
                 log.warning("round %d: no update from %r: %s", round, self.federation.name(client), reason)
             self._coordinator.sleep(pause)
             pause = min(2 * pause, 60.0)
         raise ConsilienceError(
-            f"round {round} was given up: it needs updates of {least} clients, and fewer came within patience = "
+            f"round {round} was given up: it needs updates of {self._least} clients, and fewer came within patience = "
             f"{participation.patience:g} seconds. All earlier rounds are saved. Run the app again when the sites are "
             "online, and it resumes"
         )
 
+    @property
+    def _least(self) -> int:
+        """The fewest updates of a round."""
+        return max(self.fewest, min(self._coordinator.participation.min_clients, self.cohort))
+
+    def _with_members(self, server: Tree, states: RemoteStates, round: int) -> Tree:
+        """The server's state after changes of who takes part."""
+        membership = Membership(self._exchange, states, round)
+        membership.read()
+        server = membership.update(server, self._forgettable_state, self._leaving(states))
+        registry = self._exchange.registry
+        if not registry.taking_part:
+            raise ConsilienceError("no site takes part any more: admit one by `consilience flower admit`")
+        if registry.members != self._members:
+            self.federation, self.cohort = self._exchange.federation, self._exchange.cohort
+            self._members = registry.members
+            self._template = self._exchange.template(server, states, torch.tensor(registry.taking_part))
+        return server
+
+    def _leaving(self, states: RemoteStates) -> set[int]:
+        """The clients that take their parts out of the server's state themselves."""
+        return set()
+
+    def _let_go(self, accepted: list[int], states: RemoteStates, round: int) -> None:
+        """Record which clients have taken their parts out."""
+        for client in self._leaving(states).intersection(accepted):
+            Membership(self._exchange, states, round).forgotten(client)
+
     def _choose(self, ids: Tensor, round: int) -> list[int]:
         """The online clients among `ids`, and random other clients in place of those that are offline."""
-        names = self.federation.names or ()
-        online = {names.index(name) for name in self._coordinator.available(names)}
+        names, registry = self.federation.names or (), self._exchange.registry
+        able = [names[client] for client in registry.taking_part]
+        online = {names.index(name) for name in self._coordinator.available(able)}
         planned = [client for client in ids.tolist() if client in online]
         others = sorted(online - set(planned))
         order = keys.bits(keys.key(self._seed, purpose="in place of others", round=round), len(names)).tolist()
@@ -133,6 +165,10 @@ class FlowerSession(Session):
     def _known_state(self, server: Tree, states: RemoteStates, client: int) -> Tree:
         """The state of a client, without client axis, as the server knows it."""
         return to(rows(states.gather(torch.tensor([client])), 0), self.task.device)
+
+    def _forgettable_state(self, server: Tree, states: RemoteStates, client: int) -> Tree:
+        """The state of a client that is to be forgotten; an error if only its site knows it."""
+        return self._known_state(server, states, client)
 
     def evaluate(
         self,
@@ -158,7 +194,7 @@ class FlowerSession(Session):
 
     def _scores(self, content: Content, template: Evaluation) -> Evaluation | None:
         """The scores that sites give, by requests with this content."""
-        return evaluate_at_sites(self._coordinator, self.federation.names or (), content, template)
+        return evaluate_at_sites(self._coordinator, self._exchange.registry.active, content, template)
 
     def calibrate(
         self, algorithm: Algorithm, server: Tree, states: States, statistics: Sums | None
@@ -175,7 +211,7 @@ class FlowerSession(Session):
 
     def _calibration(self, content: Content) -> Calibration | None:
         """The calibration by the counts of sites, by requests with this content."""
-        return calibrate_at_sites(self._coordinator, self.federation.names or (), content, self.task)
+        return calibrate_at_sites(self._coordinator, self._exchange.registry.active, content, self.task)
 
     @property
     def _facts(self) -> dict[str, Any]:
@@ -234,4 +270,5 @@ class FlowerSession(Session):
 
     def _sums(self, theta: Tensor, request: StatisticsRequest, total: Sums | None) -> Iterable[Sums]:
         """The sums of sites in one pass, given those of the pass before."""
-        return sums_of_sites(self._coordinator, self.federation, self.task, theta, request, total)
+        names = self._exchange.registry.active
+        return sums_of_sites(self._coordinator, names, self.federation, self.task, theta, request, total)

@@ -21,15 +21,16 @@ log = logging.getLogger("consilience")
 
 def sums_of_sites(
     coordinator: Coordinator,
+    names: tuple[str, ...],
     federation: Federation,
     task: Task,
     theta: Tensor,
     request: StatisticsRequest,
     total: Sums | None,
 ) -> Iterator[Sums]:
-    """The valid sums of every online site, in the order of their names. A site that counts for fewer examples than it
-    has, because of `max_examples`, counts for as many here."""
-    template, names = template_sums(task, theta, federation), federation.names or ()
+    """The valid sums of every online site of `names`, in the order of their names. A site that counts for fewer
+    examples than it has, because of `max_examples`, counts for as many here."""
+    template, clients = template_sums(task, theta, federation), federation.names or ()
     longest, timeout = longest_record(template), coordinator.participation.timeout
     fixed = not any(isinstance(part, Ragged) for _, part in entries(federation.data.x))
     further = {} if total is None else {"total": pack(to(total, "cpu"))}
@@ -43,7 +44,7 @@ def sums_of_sites(
         except RecordError as error:
             log.warning("the statistics of %r are rejected: %s", name, error)
             continue
-        share = min(1.0, int(federation.sizes[names.index(name)]) / claimed[name])
+        share = min(1.0, int(federation.sizes[clients.index(name)]) / claimed[name])
         valid[name] = tree_map(lambda leaf, share=share: leaf * share, sums)
     if not valid:
         log.warning("no site sent the statistics of BatchNorm layers, so the model cannot be scored")

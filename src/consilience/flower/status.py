@@ -27,7 +27,7 @@ _DOING = {
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """A site: `takes_part` is its entry in the list of sites, "" if it is not in it. Times are seconds since 1970."""
+    """A site: `takes_part` is its entry in the list of sites, "" if there is none. Times are seconds since 1970."""
 
     name: str
     examples: int
@@ -100,14 +100,15 @@ class Status:
 def _sites(folder: Path, now: Snapshot) -> list[SiteStatus]:
     """The sites of the run, then others that are or were online."""
     registry = Registry.read(folder)
-    known = {} if registry is None else {member.name: member.model_dump() for member in registry.members}
-    names = [*known, *sorted(now.sites.keys() - known.keys())]
-    found = []
-    for name in names:
-        entry, seen = known.get(name), now.sites.get(name, SiteActivity()).model_dump()
-        part = "" if entry is None else str(entry.get("status", "active"))
-        found.append(SiteStatus(name=name, examples=entry["examples"] if entry else 0, takes_part=part, **seen))
-    return found
+    members: list[tuple[str, int, str]] = []
+    if registry is not None:
+        members = [(one.name, one.examples, one.status) for one in registry.members]
+        members += [(name, 0, "invited") for name in registry.invited]
+    others = now.sites.keys() - {name for name, _, _ in members}
+    return [
+        SiteStatus(name, examples, part, **now.sites.get(name, SiteActivity()).model_dump())
+        for name, examples, part in [*members, *((name, 0, "") for name in sorted(others))]
+    ]
 
 
 def _audit(folder: Path) -> tuple[list[dict[str, Any]], str]:

@@ -129,7 +129,7 @@ class Loop:
         server = self._first(session, algorithm, info) if saved is None else to(saved.server, task.device)
 
         def fresh(ids: Tensor) -> Tree:
-            n = federation.sizes[ids].to(task.device, task.dtype).unsqueeze(1)
+            n = session.federation.sizes[ids].to(task.device, task.dtype).unsqueeze(1)
             return algorithm.client(task, kept or info, n)
 
         storage, history = settings.storage, start.history

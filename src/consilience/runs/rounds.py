@@ -118,7 +118,7 @@ class Rounds:
         ids = round_clients(self.settings, self.session, number)
         run.statistics = None
         result = self.session.round(run.server, run.states, ids, number)
-        run.server = result.server
+        run.server, run.federation = result.server, self.session.federation
         share = self._fused(result.share, number) if result.share.accepted else self._blamed(result.share)
         warn_of_rejected(number, share, run)
         line = metrics_line(number, share, result.bytes_down, setup + time.perf_counter() - start, run)

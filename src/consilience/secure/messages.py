@@ -30,17 +30,19 @@ class _Part(BaseModel):
 
 class Terms(_Part):
     """What a sum is of, and who makes it: public, and the same for all its clients. `purpose` and `attempt` make it
-    different from every other sum of the experiment; `layout` is the digest of the encoding."""
+    different from every other sum of the experiment; `layout` is the digest of the encoding, and `asked` that of what
+    all clients are asked. A server that asked one client something else could tell its vector from the sum."""
 
     experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
     purpose: Name
     attempt: Name
     layout: Key
+    asked: Key
 
     @property
     def id(self) -> bytes:
         """A hash of the terms."""
-        return digest(self.experiment, self.purpose, self.attempt, self.layout)
+        return digest(self.experiment, self.purpose, self.attempt, self.layout, self.asked)
 
 
 class Advert(_Part):

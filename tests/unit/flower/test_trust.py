@@ -3,19 +3,17 @@
 import json
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import consilience as cs
-from consilience.core.errors import ConfigError
 from consilience.core.records import leaves, tree_map
 from consilience.flower.client import FlowerClient
 from consilience.flower.storage import ClientStorage
 from consilience.secure import Encoding
 from support.flower_grid import BAD, FEDAVG, FEDEP, Registry, assert_same, content, unhurried
-from support.scenarios import NAMES, blobs
+from support.scenarios import NAMES
 from support.trust import Sites
 
 TESTS = Path(__file__).parents[2]
@@ -102,13 +100,11 @@ def test_names_numbers_of_examples_and_forms_are_open_in_every_mode(tmp_path, se
 
 @both
 def test_scores_of_single_sites_are_stored_unless_sums_are_secure(tmp_path, secure):
-    task, train, test = blobs(clients=4)
-    names = NAMES[:4]
-    there = Sites(FEDAVG, task, replace(train, names=names), tmp_path, replace(test, names=names), secure=secure)
+    there = Sites.blobs(FEDAVG, tmp_path, secure=secure)
     run = there.serve(1, evaluate_every=1)
     assert run.history[0]["eval"]["accuracy"] >= 0
     known = [client["name"] for client in content(there.out / "evaluation.json")["clients"]]
-    assert known == ([] if secure else list(names))
+    assert known == ([] if secure else list(there.names))
     assert ('"accuracy"' in there.texts("Basel", "evaluate")[0]) != secure
 
 
@@ -182,14 +178,6 @@ def test_two_sites_have_no_secure_sum(tmp_path):
     with pytest.raises(cs.core.ConsilienceError, match="it needs updates of 3 clients"):
         there.serve(1)
     assert not there.texts("Basel", "train")
-
-
-@pytest.mark.parametrize(
-    "method", [cs.Robust(FEDAVG), cs.algorithms.Ensemble(FEDAVG.train)], ids=["Robust", "Ensemble"]
-)
-def test_methods_that_need_single_updates_are_refused_in_secure_sums(tmp_path, method):
-    with pytest.raises(ConfigError, match="needs the clients' updates one by one, which secure sums hide"):
-        Sites.linear(method, tmp_path, secure=True).serve(1)
 
 
 def test_private_updates_have_the_clip_as_their_largest_length(tmp_path):
