@@ -106,7 +106,7 @@ def run(grid: MemoryGrid, method: str, sites: int, weights: int, secure: bool, f
     task, federation = cs.Regression(Wide(weights)), federation_of(sites)
     for k in range(sites):
         name = federation.name(k)
-        app = client_app(METHODS[method], task, lambda node, k=k: federation.client(k), secure=secure)
+        app = client_app(METHODS[method], task, lambda node, k=k: federation.client(k))
         grid.start(app, site=name, states=str(folder / "sites"), **(proofs(name) if secure else {}))
     with unhurried() as patch:
         patch.setattr(flower_app, "Coordinator", partial(Coordinator, clock=grid.clock, sleep=grid.sleep))

@@ -261,11 +261,12 @@ class World:
         return train if self.held_out is None else cs.Data(train, self.held_out.client(k))
 
     def start(self, site):
-        app = client_app(
-            self.method, self.task, lambda node: self.data(self.names.index(node["site"])), secure=self.secure
-        )
-        settings = proofs(site) if self.secure else {}
-        return self.grid.start(app, site=site, states=str(self.disk(site)), **settings)
+        app = client_app(self.method, self.task, lambda node: self.data(self.names.index(node["site"])))
+        return self.grid.start(app, **self.settings(site))
+
+    def settings(self, site):
+        """The settings of a site's node."""
+        return {"site": site, "states": str(self.disk(site)), **(proofs(site) if self.secure else {})}
 
     def kill(self, site, noticed=0.0):
         self.grid.kill(self.nodes[site], noticed)

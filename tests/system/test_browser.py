@@ -17,6 +17,9 @@ import torch
 
 from consilience.evaluation.samples import image_samples
 from consilience.figures.pictures import Pictures, Row, heat
+from consilience.flower.activity import FILE, SiteActivity, Snapshot
+from consilience.flower.audit import AuditLog
+from consilience.flower.status_page import html_of
 from consilience.report import write_report
 from support.pages import PAIRED, check_page, evaluation, make_comparison, make_run, rewrite
 from support.sealed import put
@@ -68,7 +71,7 @@ def browser() -> str:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A run's report and a comparison's, with long names and everything folded that can be."""
+    """A run's report, a comparison's, and a federation's status, with long names and everything folded that can be."""
     place = tmp_path_factory.mktemp("pages")
     long = "a-hospital-whose-name-is-one-very-long-word-that-cannot-be-broken-anywhere"
     run = make_run(place / "run", clients=14, classes=10, names=[f"{long}-{k}" for k in range(14)])
@@ -82,12 +85,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     rewrite(comparison, paired=PAIRED, tuning=tuning, command=f"consilience reproduce {long}", title=long)
     wide = Pictures(long, long, [long, *"bcdefgh"], [Row(long, [heat([[0.0]], note=long), *[None] * 7])])
     rewrite(comparison, figures=[asdict(wide)])
-    return {where.name: write_report(where).read_text(encoding="utf-8") for where in (run, comparison)}
+    written = {where.name: write_report(where).read_text(encoding="utf-8") for where in (run, comparison)}
+    sites = {f"{long}-{k}": SiteActivity(online=True, asked=k, refused_round=k, reason=long) for k in range(14)}
+    (run / FILE).write_text(Snapshot(time=1.0, sites=sites).model_dump_json())
+    for site in [*sites][:9]:
+        AuditLog(run).write("admitted", site=site)
+    return {**written, "status": html_of(run)}
 
 
 @pytest.fixture(scope="module")
 def visit(browser: str, pages: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
-    """What both pages say of themselves, by name, and what the browser had to say."""
+    """What the pages say of themselves, by name, and what the browser had to say."""
     place = tmp_path_factory.mktemp("visit")
     frames = ""
     for name, page in pages.items():
@@ -100,7 +108,7 @@ def visit(browser: str, pages: dict[str, str], tmp_path_factory: pytest.TempPath
     return {entry["name"]: entry for entry in told}, ended.stderr
 
 
-NAMES = pytest.mark.parametrize("name", ["run", "comparison"])
+NAMES = pytest.mark.parametrize("name", ["run", "comparison", "status"])
 
 
 def test_the_console_stays_empty(visit: tuple[Any, str]) -> None:

@@ -186,6 +186,7 @@ def test_a_site_sends_its_name_and_uses_its_key_unless_insecure(script, tmp_path
         f"data={tmp_path}/data/x.csv",
         f"states={app}/states",
         "device=cuda",
+        f"policy={app}/policy.toml",
     ]
     assert (option(words, "--port"), option(words, "--superlink")) == ("9001", "localhost:8443")
     assert option(words, "--authority") == f"{app}/certificates/ca.crt"
@@ -198,6 +199,10 @@ def test_a_site_sends_its_name_and_uses_its_key_unless_insecure(script, tmp_path
     assert "--insecure" in words
     assert not {"--authority", "--certificate", "--key"} & set(words)
     assert option(words, "--superlink") == "10.0.0.1:8000"
+    (app / "policy.toml").unlink()
+    assert "policy" not in option(script("supernode.sh", "Chur", "/data"), "--node-config")
+    words = script("supernode.sh", "Chur", "/data", POLICY="own.toml")
+    assert shlex.split(option(words, "--node-config"))[-1] == f"policy={tmp_path}/own.toml"
     assert "usage" in script("supernode.sh", "Chur", code=2)[0]
     assert "must not contain quotes" in script("supernode.sh", 'Chur" x="1', "/data", code=2)[0]
 

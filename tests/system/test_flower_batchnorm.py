@@ -117,7 +117,7 @@ def test_a_site_whose_own_norms_are_lost_is_named(world, caplog):
     there.faults[2, BAD] = lambda delivery: there.wipe(BAD)  # no reply, and no disk when it is asked for scores
     run = there.serve(2, evaluate_every=2)
     assert "eval" in run.history[-1]
-    assert f"the scores of {BAD!r} are rejected: ConsilienceError: the state that it predicts with" in caplog.text
+    assert f"the scores of {BAD!r} are rejected: SiteError: the state that it predicts with" in caplog.text
 
 
 def test_the_server_cannot_test_models_that_only_sites_know(world):

@@ -14,6 +14,7 @@ import consilience as cs
 from consilience.core.errors import CheckpointError, ConfigError, ConsilienceError
 from consilience.core.records import Point, Weighted, leaves, tree_map
 from consilience.flower import app as flower_app
+from consilience.flower import client_app
 from consilience.flower.messages import NO_STATE, EvaluateReply, SiteInfo, TrainReply, decode, encode
 from consilience.report import write_report
 from support.flower_grid import (
@@ -208,7 +209,7 @@ def test_a_site_that_holds_nothing_out_is_asked_only_if_it_claims_to(clouds, lie
     assert [client["name"] for client in saved["clients"]] == [name for name in there.names if name != BAD]
     assert "nll" in run.history[-1]["eval"]
     assert (("evaluate", BAD) in there.grid.delivered) == lies
-    refusal = f"the scores of {BAD!r} are rejected: ConsilienceError: it holds no examples out"
+    refusal = f"the scores of {BAD!r} are rejected: SiteError: it holds no examples out"
     assert (refusal in caplog.text) == (BAD in caplog.text) == lies
 
 
@@ -470,7 +471,7 @@ def test_a_site_that_is_offline_is_replaced_by_another(world):
 def test_a_site_that_joins_later_is_not_part_of_the_experiment(world):
     there = world(FEDAVG)
     there.serve(1)
-    stranger = flower_app.client_app(FEDAVG, there.task, lambda node: there.federation.client(0))
+    stranger = client_app(FEDAVG, there.task, lambda node: there.federation.client(0))
     there.grid.start(stranger, site="Aarau", states=str(there.disk("Aarau")))
     run = there.serve(2)
     assert run.federation.names == NAMES
@@ -500,7 +501,7 @@ def test_a_wrong_setting_is_refused_and_can_be_corrected(world):
 def test_a_site_with_other_settings_is_rejected_until_it_is_corrected(world, caplog):
     there = world(FEDAVG, participation={"patience": 10.0})
     there.kill(BAD)
-    other = flower_app.client_app(replace(FEDAVG, train=cs.SGD(lr=0.2)), there.task, lambda node: there.data(2))
+    other = client_app(replace(FEDAVG, train=cs.SGD(lr=0.2)), there.task, lambda node: there.data(2))
     node = there.grid.start(other, site=BAD, states=str(there.disk(BAD)))
     with pytest.raises(ConsilienceError, match="only 4 of 5 sites"):
         there.serve(1)

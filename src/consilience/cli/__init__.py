@@ -1,6 +1,5 @@
 """The command: `consilience demo | run | compare | reproduce | report | rewind | list | flower`."""
 
-import logging
 import sys
 from typing import Annotated
 
@@ -14,7 +13,9 @@ from consilience.cli.listing import list_
 from consilience.cli.recipes import demo, reproduce
 from consilience.cli.runs import compare, report, rewind, run
 from consilience.cli.sites import admit, forget, remove, sites
+from consilience.cli.status import status
 from consilience.core.errors import ConsilienceError
+from consilience.core.logs import set_up_logs
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False
@@ -30,6 +31,7 @@ flower = typer.Typer(help="Real federations, through Flower (docs/deploy.md).", 
 flower.command()(new)
 flower.command()(gate)
 flower.command()(certificate)
+flower.command()(status)
 flower.command()(sites)
 flower.command()(admit)
 flower.command()(remove)
@@ -57,11 +59,7 @@ def about(
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=messages, show_path=False, show_time=False)],
-    )
+    set_up_logs(RichHandler(console=messages, show_path=False, show_time=False))
     try:
         app()
     except ConsilienceError as error:

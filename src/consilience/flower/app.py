@@ -1,191 +1,31 @@
-"""The Flower apps of a federation: one for the server, one for the sites, with the same method and task."""
+"""The Flower app of the server."""
 
-import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from consilience.algorithms.switch import Method, phases
-from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core.errors import ConfigError
 from consilience.core.files import CHECKPOINTS
-from consilience.core.records import pack
-from consilience.data.dataset import Data, Dataset
-from consilience.data.site import SiteTables
-from consilience.data.tables import Preparation
-from consilience.flower.client import FlowerClient, fingerprint, summary_info
+from consilience.core.logs import set_up_logs, tell
+from consilience.data.dataset import Dataset
+from consilience.flower.client import fingerprint
 from consilience.flower.coordinator import Coordinator, Participation
 from consilience.flower.engine import Flower
-from consilience.flower.masked_answers import Masked, MaskedAnswers
-from consilience.flower.messages import (
-    CALIBRATION,
-    SECURE,
-    STATISTICS,
-    CalibrateReply,
-    CalibrateRequest,
-    EvaluateRequest,
-    InfoRequest,
-    Request,
-    SecureRequest,
-    StatisticsReply,
-    StatisticsRequest,
-    TrainReply,
-    TrainRequest,
-    decode,
-    encode,
-)
 from consilience.flower.preparing import prepare_at_sites
 from consilience.flower.registry import Registry
-from consilience.flower.secure_site import SecureSite
 from consilience.flower.session import follows
-from consilience.flower.storage import ClientStorage
+from consilience.flower.site_app import TaskFor
 from consilience.report import write_report
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.fit import fit
 from consilience.runs.run import Callback, Run
-from consilience.secure.identity import Authority, Identity
-from consilience.secure.messages import Terms
 from consilience.tasks.task import Task
-
-Load = Callable[[Mapping[str, Any]], Dataset | Data | SiteTables]
-TaskFor = Callable[[Preparation], Task]
-"""A function that makes the task for tables, when the number of their features is known."""
-Answer = Callable[[MaskedAnswers, Any, dict[str, bytes]], Masked]
-log = logging.getLogger("consilience")
-
-
-def client_app(method: Method, task: Task | TaskFor, load: Load, *, secure: bool = False) -> ClientApp:
-    """The app of the sites. `load` gets the node's settings (flower-supernode --node-config) and returns the site's
-    data: a `Dataset`, or `Data` whose test part is held out for evaluation. If it returns `SiteTables`, `task` is a
-    function of the preparation that the server makes from the sums of all sites, such as `lambda prepared:
-    cs.Classification(nn.Linear(len(prepared.feature_names), 2))`.
-
-    The node's settings must have `site`, the name of the site. `states` is the folder for the site's states
-    (by default consilience-states in the node's working directory), and `device` is where it computes (cpu).
-
-    With `secure` the site gives no answer outside secure aggregation, whatever the server asks. It needs the settings
-    `authority`, `certificate` and `key`, the paths of the files with which the node connects."""
-    app, clients = ClientApp(), dict[tuple[str, Preparation | None], FlowerClient]()
-
-    def client(context: Context, request: Request) -> FlowerClient:
-        node, key = dict(context.node_config), (_site(context), request.preparation)
-        if key not in clients:
-            own, data = _prepared(task, load, node, request.preparation)
-            folder, device = Path(str(node.get("states", "consilience-states"))), str(node.get("device", "cpu"))
-            clients[key] = FlowerClient(key[0], method, own, data, folder, device)
-        return clients[key]
-
-    def hidden(context: Context, request: Request, records: dict[str, bytes], answer: Answer) -> RecordDict | None:
-        """The content of a masked answer; None if the request has no secure part."""
-        if request.secure is None and secure:
-            raise ConfigError("this site answers within secure aggregation only: set secure = true at the server")
-        if request.secure is None:
-            return None
-        own = client(context, request)
-        reply, masked = answer(MaskedAnswers(own, secure_site(context, request.secure.terms)), request, records)
-        return encode(reply, **({} if masked is None else {"masked": masked}))
-
-    @app.query(SECURE)
-    def step(message: Message, context: Context) -> Message:
-        request, _ = decode(message.content, SecureRequest)
-        return Message(encode(secure_site(context, request.terms).answer(request)), reply_to=message)
-
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        request, _ = decode(message.content, InfoRequest)
-        if request.preparation is None and not isinstance(task, Task):
-            found = summary_info(_site(context), method, lambda: load(dict(context.node_config)))
-        else:
-            found = client(context, request).info()
-        return Message(encode(found), reply_to=message)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        request, records = decode(message.content, TrainRequest)
-        if (content := hidden(context, request, records, MaskedAnswers.train)) is not None:
-            return Message(content, reply_to=message)
-        try:
-            reply, update = client(context, request).train(request, records)
-        except ConsilienceError as error:
-            log.exception("round %d", request.round)
-            reply, update = TrainReply(status="failed", reason=str(error)), None
-        return Message(encode(reply, **({} if update is None else {"update": update})), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        request, records = decode(message.content, EvaluateRequest)
-        if (content := hidden(context, request, records, MaskedAnswers.evaluate)) is not None:
-            return Message(content, reply_to=message)
-        reply, counts = client(context, request).evaluate(request, records)
-        return Message(encode(reply, **counts), reply_to=message)
-
-    @app.query(STATISTICS)
-    def statistics(message: Message, context: Context) -> Message:
-        request, records = decode(message.content, StatisticsRequest)
-        if (content := hidden(context, request, records, MaskedAnswers.statistics)) is not None:
-            return Message(content, reply_to=message)
-        sums = client(context, request).statistics(request, records)
-        return Message(encode(StatisticsReply(), sums=pack(sums)), reply_to=message)
-
-    @app.query(CALIBRATION)
-    def calibration(message: Message, context: Context) -> Message:
-        request, records = decode(message.content, CalibrateRequest)
-        if (content := hidden(context, request, records, MaskedAnswers.calibrate)) is not None:
-            return Message(content, reply_to=message)
-        counts = client(context, request).calibrate(request, records)
-        return Message(encode(CalibrateReply(), counts=pack(counts)), reply_to=message)
-
-    return app
-
-
-def secure_site(context: Context, terms: Terms) -> SecureSite:
-    """What takes part in a secure sum for the node's site."""
-    node, name = dict(context.node_config), _site(context)
-    if missing := [key for key in ("authority", "certificate", "key") if not isinstance(node.get(key), str)]:
-        raise ConfigError(
-            f"secure aggregation needs the site's certificate and key, and the node has no setting {missing[0]}: start "
-            "it with --authority, --certificate and --key (docs/deploy.md)"
-        )
-    authority, certificate, key = (Path(str(node[key])) for key in ("authority", "certificate", "key"))
-    identity = Identity.read(certificate, key)
-    if identity.name != name:
-        raise ConfigError(f"the certificate {certificate} is that of {identity.name!r}, and the site is {name!r}")
-    root = Path(str(node.get("states", "consilience-states")))
-    place = ClientStorage(root, terms.experiment, name).path / "secure"
-    return SecureSite(place, identity, Authority.read(authority))
-
-
-def _site(context: Context) -> str:
-    """The name of the node's site."""
-    name = context.node_config.get("site")
-    if not isinstance(name, str) or not name:
-        raise ConfigError("the node has no site name: start it with --node-config 'site=\"basel\"', for example")
-    return name
-
-
-def _prepared(
-    task: Task | TaskFor, load: Load, node: dict[str, Any], preparation: Preparation | None
-) -> tuple[Task, Callable[[], Dataset | Data]]:
-    """The task, and the function that returns the site's examples."""
-
-    def examples() -> Dataset | Data:
-        found = load(node)
-        if isinstance(found, SiteTables) and preparation is not None:
-            return found.prepared(preparation)
-        if isinstance(found, SiteTables) or preparation is not None:
-            raise ConfigError("a table needs a task that is a function of its preparation, and other data a task")
-        return found
-
-    if isinstance(task, Task):
-        return task, examples
-    if preparation is None:
-        raise ConfigError("the request has no preparation of tables")
-    return task(preparation), examples
 
 
 def server_app(method: Method, task: Task | TaskFor, **options: Any) -> ServerApp:
@@ -194,7 +34,7 @@ def server_app(method: Method, task: Task | TaskFor, **options: Any) -> ServerAp
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        set_up_logs()
         serve(grid, method, task, **options)
 
     return app
@@ -268,11 +108,12 @@ def serve(
         resume=RunDirectory(place).exists(),
         engine=engine,
         evaluate_every=evaluate_every,
-        callbacks=[_print_round, *callbacks],
+        callbacks=[coordinator.activity.finished, _print_round, *callbacks],
         progress=False,
         debug=debug,
     )
-    print(f"report: {write_report(place)}", flush=True)
+    report = write_report(place)
+    tell(f"report: {report}", report=str(report))
     return run
 
 
@@ -282,4 +123,4 @@ def _print_round(run: Run, line: dict[str, Any]) -> None:
     parts = [f"round {line['round']}", f"{line['clients']} of {len(names)} sites", f"{line['seconds']:.1f} s"]
     parts += [f"{key} {value:.4g}" for key, value in line.get("marginal", line.get("eval", {})).items()]
     parts += [f"rejected: {', '.join(rejected)}"] if rejected else []
-    print(", ".join(parts), flush=True)
+    tell(", ".join(parts), round=line["round"], clients=line["clients"], rejected=line["rejected"])

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,9 @@ import torch
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import Method, phases
-from consilience.core import Belief, ConfigError, ConsilienceError, DataError, Point, Tree, pack, rows, to, unpack
+from consilience.core import Belief, ConfigError, Point, Tree, leaves, pack, rows, to, unpack
 from consilience.data import Cohort, Data, Dataset, Federation
-from consilience.data.ragged import Ragged
 from consilience.data.site import SiteTables
-from consilience.data.trees import Entry, map_entries
 from consilience.engines.simulator import PRECISIONS
 from consilience.engines.work import Share, compute
 from consilience.evaluation.calibration import Calibration, calibrate, count_scores
@@ -35,12 +34,19 @@ from consilience.flower.messages import (
     TrainReply,
     TrainRequest,
 )
+from consilience.flower.policy import Policy, SiteError
+from consilience.flower.site_data import Parts, form_of, loaded, size
 from consilience.flower.storage import ClientStorage, Result
 from consilience.runs.identity import about, describe
 from consilience.tasks.statistics import Sums, client_sums, with_sums
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
+
+
+def fields_of(tree: Tree) -> set[str]:
+    """The names of the fields of a record, without those that they are in."""
+    return {name.rpartition(".")[2] for name, _ in leaves(tree)}
 
 
 def fingerprint(method: Method, task: Task | None) -> str:
@@ -51,31 +57,13 @@ def fingerprint(method: Method, task: Task | None) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A site's examples for training, for evaluation and for prediction sets."""
-
-    train: Dataset
-    test: Dataset | None = None
-    calibration: Dataset | None = None
-
-
-def loaded(load: Callable[[], Any]) -> Any:
-    """The data that `load` returns. The server sees the text of an error, but not that of its cause. A loader's own
-    error may quote a patient's data, so it is only the cause."""
-    try:
-        return load()
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise DataError("its data cannot be read; the log of its node says why") from error
-
-
-def summary_info(name: str, method: Method, load: Callable[[], Any]) -> SiteInfo:
+def summary_info(name: str, method: Method, load: Callable[[], Any], policy: Policy) -> SiteInfo:
     """The information of a site whose table is not prepared yet."""
-    found = loaded(load)
+    found = loaded(load, policy)
     if not isinstance(found, SiteTables):
         raise ConfigError("its data are no table: config.toml must have federation.inputs, the shape of an example")
+    summary = loaded(found.summary, policy)
+    policy.check_table(summary)
     return SiteInfo(
         name=name,
         examples=len(found.train),
@@ -83,22 +71,19 @@ def summary_info(name: str, method: Method, load: Callable[[], Any]) -> SiteInfo
         x=UNKNOWN,
         y=UNKNOWN,
         fingerprint=fingerprint(method, None),
-        summary=loaded(found.summary),
+        summary=summary,
     )
 
 
-def _size(data: Dataset | None) -> int:
-    return 0 if data is None else len(data)
-
-
-class LostStateError(ConsilienceError):
+class LostStateError(SiteError):
     """The state from which a client should start is not on its disk."""
 
 
 @dataclass(frozen=True)
 class FlowerClient:
     """The client of the site `name`. `load` returns the site's data: a `Dataset`, or `Data` whose test part is held out
-    for evaluation, and whose calibration part for prediction sets. States are stored in `folder`."""
+    for evaluation, and whose calibration part for prediction sets. States are stored in `folder`. What the site sends
+    follows its `policy`."""
 
     name: str
     method: Method
@@ -106,14 +91,12 @@ class FlowerClient:
     load: Callable[[], Dataset | Data]
     folder: Path
     device: str = "cpu"
+    policy: Policy = field(default_factory=Policy)
 
     @cached_property
     def _data(self) -> Parts:
         """The site's examples."""
-        found = loaded(self.load)
-        parts = Parts(found.train, found.test, found.calibration) if isinstance(found, Data) else Parts(found)
-        if not len(parts.train):
-            raise DataError(f"{self.name} has no examples to learn from")
+        parts = Parts.of(loaded(self.load, self.policy), self.policy.round_examples)
         self.task.check(parts.train)
         return parts
 
@@ -132,8 +115,8 @@ class FlowerClient:
             {
                 "name": self.name,
                 "examples": len(train),
-                "held_out": _size(self._data.test),
-                "calibration": _size(self._data.calibration),
+                "held_out": 0 if self.policy.scores == "never" else size(self._data.test),
+                "calibration": 0 if self.policy.calibration == "never" else size(self._data.calibration),
                 "x": form_of(train.x),
                 "y": form_of(train.y),
                 "fingerprint": self.fingerprint,
@@ -152,13 +135,24 @@ class FlowerClient:
             share = self.share(request, records)
         except LostStateError as error:
             return TrainReply(status="lost", reason=str(error)), None
+        notes, guards = self.told(share, summed=False)
         if share.rejected:
-            return TrainReply(status="rejected", reason=share.rejected[request.client], guards=share.guards), None
-        notes = {name: float(value[0]) for name, value in share.notes.items()}
-        reply = TrainReply(status="done", notes=notes, guards=share.guards)
+            return TrainReply(status="rejected", reason=share.rejected[request.client], guards=guards), None
+        if self.policy.class_counts != "open" and "labels" in fields_of(share.update):
+            raise SiteError(
+                f'its policy has class_counts = "{self.policy.class_counts}", and an update of this method has the '
+                "number of examples of each class"
+            )
+        reply = TrainReply(status="done", notes=notes, guards=guards)
         result = Result(to(share.update, "cpu"), share.states)
         self.store(request, result, reply.model_dump_json())
         return reply, pack(result.update)
+
+    def told(self, share: Share, *, summed: bool) -> tuple[dict[str, float], dict[str, int]]:
+        """(the notes, how often guards acted) in a share, as the policy lets them leave: a note that stays is NaN."""
+        if self.policy.leaves("losses", summed=summed):
+            return {name: float(value[0]) for name, value in share.notes.items() if len(value)}, share.guards
+        return dict.fromkeys(share.notes, math.nan), {}
 
     def share(self, request: TrainRequest, records: dict[str, bytes]) -> Share:
         """This client's share of a round; a LostStateError if the state to start from is not on the disk."""
@@ -224,6 +218,8 @@ class FlowerClient:
         """The scores of the server's belief on this site's held-out examples, and their packed counts."""
         examples, found = self.scores(request, records)
         counts = {"counts": found.counts, "marginal_counts": found.marginal_counts}
+        if self.policy.class_counts != "open":
+            counts = {}
         reply = EvaluateReply(
             examples=examples,
             point=found.point,
@@ -238,7 +234,7 @@ class FlowerClient:
         task, belief = self._predictor(request, records)
         test = self._data.test
         if test is None or not len(test):
-            raise ConsilienceError("it holds no examples out")
+            raise SiteError("it holds no examples out")
         calibration: Calibration | None = None
         if "calibration" in records:
             calibration = self._with_own(unpack(records["calibration"]), task, belief)
@@ -250,7 +246,7 @@ class FlowerClient:
         task, belief = self._predictor(request, records)
         data = self._data.calibration
         if data is None or not len(data):
-            raise ConsilienceError("it holds no calibration examples")
+            raise SiteError("it holds no calibration examples")
         own = Federation.from_silos({self.name: data}).to(self.device)
         return calibrate(task, belief, own, score=request.score, samples=request.samples).shared
 
@@ -266,7 +262,7 @@ class FlowerClient:
     def _predictor(self, request: BeliefRequest, records: dict[str, bytes]) -> tuple[Task, Belief]:
         """The task and the belief that this site predicts with."""
         if request.fingerprint != self.fingerprint:
-            raise ConsilienceError(self.disagreement(request.fingerprint))
+            raise SiteError(self.disagreement(request.fingerprint))
         algorithm = phases(self.method)[-1].algorithm
         task = self.prepared(algorithm, request)
         if "statistics" in records:
@@ -285,7 +281,7 @@ class FlowerClient:
         else:
             stored = self.storage(request.experiment).read(request.base)
             if stored is None:
-                raise ConsilienceError("the state that it predicts with is not on its disk")
+                raise SiteError("the state that it predicts with is not on its disk")
             state = stored[0].state
         server, own = to((unpack(records["server"]), rows(state, 0)), self.device)
         return algorithm.personal(server, own)
@@ -293,7 +289,7 @@ class FlowerClient:
     def statistics(self, request: StatisticsRequest, records: dict[str, bytes]) -> Sums:
         """The sums of BatchNorm layers over this site's training examples, for the server's weights."""
         if request.fingerprint != self.fingerprint:
-            raise ConsilienceError(self.disagreement(request.fingerprint))
+            raise SiteError(self.disagreement(request.fingerprint))
         task = self.prepared(phases(self.method)[-1].algorithm, request)
         theta = to(unpack(records["weights"], like=Point(task.initial())), self.device).theta
         if "total" in records:
@@ -307,16 +303,3 @@ class FlowerClient:
             f"its method or network is not the server's (fingerprint {self.fingerprint} here, {theirs} there); start "
             "it with the same app and the same version of consilience"
         )
-
-
-def _form(column: Entry) -> Any:
-    if isinstance(column, Ragged):
-        settings = {"mask": column.mask, "lengths": column.lengths, "padding": column.padding}
-        return {"values": _form(column.values), **settings}
-    return str(column.dtype).removeprefix("torch."), list(column.shape[1:])
-
-
-def form_of(tree: Tree) -> Any:
-    """A `TreeForm` as plain data."""
-    forms = map_entries(_form, tree)
-    return list(forms) if isinstance(tree, tuple) else forms

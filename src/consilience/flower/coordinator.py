@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from consilience.core import ConfigError, ConsilienceError, Count, DataError, Positive, RecordError, check_types
 from consilience.data.tables import Preparation
+from consilience.flower.activity import Activity
 from consilience.flower.messages import Failure, InfoRequest, SiteInfo, decode, encode
 from consilience.flower.registry import by_form, form_of
 from consilience.flower.transport import Node, Reply, Transport
@@ -57,6 +58,7 @@ class Coordinator:
     online: dict[str, tuple[Node, SiteInfo]] = field(default_factory=dict)
     capped: set[str] = field(default_factory=set)
     """The sites that count for fewer held-out examples than they have. Each is logged once."""
+    activity: Activity = field(default_factory=Activity)
     _asked: dict[Node, float] = field(default_factory=dict)
     _unknown: set[Node] = field(default_factory=set)
     _registered: set[str] = field(default_factory=set)
@@ -124,6 +126,7 @@ class Coordinator:
         sent: dict[str, Node] = {}
         end = self.clock() + seconds
         missing, pause = set(names), 0.02
+        self.activity.asks(kind, missing)
         while missing and self.clock() < end:
             for name in sorted(missing & self.online.keys()):
                 if sent.get(name) != self.online[name][0]:
@@ -133,6 +136,7 @@ class Coordinator:
             for name, node, reply in self._replies():
                 if name in missing and (node == sent.get(name) or not isinstance(reply, Failure)):
                     missing.discard(name)
+                    self.activity.hears(name, reply)
                     yield name, reply
                 del reply  # before the next is read
             if missing:
@@ -164,6 +168,7 @@ class Coordinator:
         self._refreshed, up = self.clock(), self._transport.nodes()
         self._registered |= {node.name for node in up if node.name}
         self.online = {name: known for name, known in self.online.items() if known[0] in up}
+        self.activity.online(self.online)
         known = {node for node, _ in self.online.values()}
         self._unknown &= up
         for node in [node for node in self._unknown if self._refreshed - self._asked[node] > INFO_TIMEOUT]:

@@ -76,6 +76,7 @@ class Flower:
         )
         started = self._started
         Spill(self.place).clear()
+        self.coordinator.activity.open(self.place, secure=self.secure)
         kind, session = (SecureExchange, SecureSession) if self.secure else (Exchange, FlowerSession)
         exchange = kind(
             self.coordinator,

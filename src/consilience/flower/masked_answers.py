@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from consilience.algorithms.base import Algorithm
 from consilience.algorithms.switch import phases
-from consilience.core.errors import ConsilienceError
 from consilience.core.records import Tree, rows, stack, to
 from consilience.engines.work import Share
 from consilience.flower.client import FlowerClient, LostStateError
@@ -25,6 +24,7 @@ from consilience.flower.messages import (
     TrainRequest,
     asked,
 )
+from consilience.flower.policy import SiteError
 from consilience.flower.secure_scores import sums_of
 from consilience.flower.secure_site import SecureSite, encoding_of
 from consilience.flower.storage import Result
@@ -94,9 +94,9 @@ class MaskedAnswers:
         try:
             theirs = getattr(request, "fingerprint", self.client.fingerprint)
             if theirs != self.client.fingerprint:
-                raise ConsilienceError(self.client.disagreement(theirs))
+                raise SiteError(self.client.disagreement(theirs))
             if asked(request, records) != part.terms.asked:
-                raise ConsilienceError("the server asks this site for something else than the other sites of the sum")
+                raise SiteError("the server asks this site for something else than the other sites of the sum")
             return MaskedReply(status="done"), self.site.masked(part, purpose, lambda: answer(part))
         except LostStateError as error:
             return MaskedReply(status="lost", reason=str(error)), None
@@ -119,8 +119,8 @@ class MaskedAnswers:
         if not reason and not request.leaving:
             reason = self._algorithm(request).objection(share.measures)
         if not reason:
-            notes = {name: float(value[0]) for name, value in share.notes.items()}
-            found = Contribution.of(update, notes, counted, share.guards)
+            notes, guards = self.client.told(share, summed=True)
+            found = Contribution.of(update, notes, counted, guards)
             reason = encoding_of(found, part).beyond(stack([found])).get(0, "")
             if not reason:
                 return found, share.states

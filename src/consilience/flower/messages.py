@@ -27,6 +27,7 @@ from consilience.secure.messages import Advert, Blob, Names, Opened, Shares, Ter
 P = TypeVar("P", bound="Payload")
 LONGEST_PAYLOAD = 1_000_000  # characters of JSON; tables of a thousand columns are summed up in half of it
 MANY = 1000  # entries of a list or dict of a payload
+LONGEST_NAME = 200  # characters of a name
 Dtype = Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
@@ -63,7 +64,7 @@ def _printable(name: str) -> str:
     return name
 
 
-Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(_printable)]
 Text = Annotated[str, AfterValidator(plain)]
 Notes = Annotated[dict[Name, float], Field(max_length=MANY)]
 

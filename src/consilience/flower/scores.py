@@ -45,6 +45,8 @@ def evaluate_at_sites(
             replies[name] = found
         except RecordError as error:
             log.warning("the scores of %r are rejected: %s", name, error)
+    if template.counts is not None and (kept := sorted(name for name in replies if not counts[name])):
+        log.warning("the AUROC is a mean of the sites' own: %s keep their counts", ", ".join(map(repr, kept)))
     most = coordinator.participation.max_examples or most_examples(reply.examples for reply in replies.values())
     for name in [name for name, reply in replies.items() if reply.examples > most and name not in coordinator.capped]:
         coordinator.capped.add(name)
@@ -73,17 +75,18 @@ def check_scores(reply: EvaluateReply, template: Evaluation, held_out: int) -> E
 
 
 def check_counts(reply: EvaluateReply, records: Mapping[str, bytes], template: Evaluation) -> Counts:
-    """The counts of a site's scores, if they are of its examples and agree with its AUROC; else a RecordError."""
+    """The counts of a site's scores, if they are of its examples and agree with its AUROC; else a RecordError. A site
+    may keep its counts."""
     given: Counts = {}
     wanted = (
         ("counts", template.counts, reply.point),
         ("marginal_counts", template.marginal_counts, reply.marginal or {}),
     )
     for name, like, scores in wanted:
-        if (name in records) != (like is not None):
-            raise RecordError(f"its {name} are not those of the task")
-        if like is None:
+        if name not in records:
             continue
+        if like is None:
+            raise RecordError(f"its {name} are not those of the task")
         counts: ScoreCounts = unpack(records[name], like=like)
         if bool((counts.counts < 0).any()) or bool((counts.counts > reply.examples).any()):
             raise RecordError(f"its {name} are not those of {reply.examples} examples")

@@ -117,6 +117,8 @@ class Page:
     command: str = ""
     finding: str = ""
     up: Link | None = None
+    refresh: int = 0
+    """Seconds after which a browser loads the page again; 0 for never."""
 
 
 def render(page: Page) -> str:

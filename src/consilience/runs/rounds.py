@@ -192,9 +192,11 @@ def snapshot(run: Run, info: Info | None) -> Saved:
 
 
 def metrics_line(number: int, share: Share, bytes_down: int, seconds: float, run: Run) -> dict[str, Any]:
-    """The line of metrics.jsonl, without scores. Clients' notes are averaged with the weights of their examples."""
+    """The line of metrics.jsonl, without scores. Clients' notes are averaged with the weights of their examples. A note
+    that is NaN has no value: a site keeps it."""
     n = run.federation.sizes[torch.tensor(share.accepted, dtype=torch.int64)].double()
-    notes = {name: float((value.double() * n).sum() / n.sum()) for name, value in share.notes.items()}
+    given = {name: (value.double(), ~value.isnan()) for name, value in share.notes.items()}
+    notes = {name: float((x[at] * n[at]).sum() / n[at].sum()) for name, (x, at) in given.items() if at.any()}
     name = run.federation.name
     return {
         **dict.fromkeys(("round", "seconds", "clients")),  # in this order, and never a note's

@@ -349,7 +349,7 @@ def test_a_node_with_an_impossible_name_is_named_by_its_number(grid, coordinator
     task, federation = linear()
     node = grid.start(client_app(cs.FedAvg(), task, lambda node: federation.client(0)), site=name)
     assert coordinator.available([name]) == []
-    assert f"node {node} is rejected: its information is not valid: ValidationError: " in caplog.text
+    assert f"node {node} is rejected: its information is not valid: ConfigError: a site's name has" in caplog.text
 
 
 def test_a_run_does_not_begin_before_every_online_node_has_sent_its_information(grid, coordinator):

@@ -23,7 +23,8 @@ def test_a_new_app_has_the_files_that_its_readme_names(tmp_path):
     files = {str(path.relative_to(app)) for path in app.rglob("*") if path.is_file()}
     code = {f"heart_2_app/{name}" for name in ("__init__.py", "server_app.py", "client_app.py", "site_data.py")}
     scripts = {"superlink.sh", "gate.sh", "register.sh", "supernode.sh", "flwr.sh", "run.sh"}
-    assert files == code | scripts | {"heart_2_app/config.toml", "pyproject.toml", "README.md", ".gitignore"}
+    others = {"heart_2_app/config.toml", "pyproject.toml", "policy.toml", "README.md", ".gitignore"}
+    assert files == code | scripts | others
     assert all(os.access(app / script, os.X_OK) for script in scripts)
     project = tomllib.loads((app / "pyproject.toml").read_text())
     assert project["project"]["name"] == "Heart-2"

@@ -6,12 +6,13 @@ from flwr.app import Context, Message, RecordDict
 
 import consilience as cs
 from consilience.config import LoadedDeployment, read_deployment
-from consilience.core.errors import ConfigError, DataError
+from consilience.core.errors import ConfigError
 from consilience.data.site import read_site
 from consilience.data.tables import agree
 from consilience.flower.client import FlowerClient, summary_info
 from consilience.flower.deployment import deployment
 from consilience.flower.messages import InfoRequest, SiteInfo, decode, encode
+from consilience.flower.policy import Policy, SiteError
 from support.deployment import deployment_config, federation
 from support.flower_grid import MemoryGrid
 
@@ -173,15 +174,15 @@ def test_an_error_that_the_server_sees_quotes_no_data(config, tmp_path):
     (tmp_path / "a.csv").write_text("a,b,c,target\n1,2,Anna Muster,well\n1,2,3,ill\n")
     tables = deployment(config(**federation(inputs=None)))
     node = {"site": "basel", "data": str(tmp_path / "a.csv")}
-    with pytest.raises(DataError) as caught:
-        summary_info("basel", tables.deployed.algorithm(), lambda: tables.examples(load, node))
+    with pytest.raises(SiteError) as caught:
+        summary_info("basel", tables.deployed.algorithm(), lambda: tables.examples(load, node), Policy())
     assert str(caught.value) == "its data cannot be read; the log of its node says why"
     assert "Anna Muster" in str(caught.value.__cause__)
 
     def own():
         raise KeyError("Anna Muster")
 
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(SiteError) as caught:
         info(deployment(config(site={})), own, tmp_path)
     assert "Anna" not in str(caught.value)
 
@@ -194,6 +195,6 @@ def test_data_of_another_shape_or_type_are_refused(config, tmp_path):
     for data in (wide, cs.Data(fits, wide)):
         with pytest.raises(ConfigError, match=r"has shape \(5,\), but federation.inputs .* is \(3,\)"):
             info(app, lambda data=data: data, tmp_path)
-    with pytest.raises(DataError, match="its data cannot be read") as caught:
+    with pytest.raises(SiteError, match="its data cannot be read") as caught:
         info(app, lambda: 5, tmp_path)
     assert "must return a consilience.Dataset or Data, not int" in str(caught.value.__cause__)

@@ -8,13 +8,15 @@ from flwr.app import Context, Message, RecordDict
 
 import consilience as cs
 from consilience.core.beliefs import Mixture
-from consilience.core.errors import ConfigError, ConsilienceError, DataError
+from consilience.core.errors import ConfigError, ConsilienceError
 from consilience.core.records import Point, pack, unpack
 from consilience.data.trees import form
 from consilience.flower import client_app
-from consilience.flower.client import FlowerClient, fingerprint, form_of
+from consilience.flower.client import FlowerClient, fingerprint
 from consilience.flower.messages import EvaluateRequest, InfoRequest, SiteInfo, Token, decode, encode
+from consilience.flower.policy import SiteError
 from consilience.flower.registry import Registry
+from consilience.flower.site_data import form_of
 from consilience.flower.storage import ClientStorage
 from support.flower_grid import TRAIN_REQUEST, MemoryGrid, site_info
 from support.scenarios import blobs, linear
@@ -143,7 +145,7 @@ def test_a_site_sends_numbers_and_shapes_and_reads_its_data_once():
 def test_a_site_needs_training_examples_and_may_hold_none_out():
     task, federation = linear()
     empty, some = federation.data[torch.arange(0)], federation.client(0)
-    with pytest.raises(DataError, match="Basel has no examples to learn from"):
+    with pytest.raises(SiteError, match="it has no examples to learn from"):
         queried(client_app(cs.FedAvg(), task, lambda node: empty), site="Basel")
     for data in (cs.Data(some, empty), some):
         assert queried(client_app(cs.FedAvg(), task, lambda node, data=data: data), site="Basel").held_out == 0

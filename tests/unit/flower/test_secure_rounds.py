@@ -32,6 +32,8 @@ from support.flower_grid import (
     score,
     unhurried,
 )
+from support.scenarios import NAMES
+from support.trust import Sites
 
 POOLING = cs.PartialPooling(FEDEP.infer, prior=0.7)
 every_method = pytest.mark.parametrize("method", [FEDAVG, FEDEP, SCAFFOLD, POOLING], ids=lambda method: method.name)
@@ -189,14 +191,11 @@ def test_methods_that_need_single_updates_are_refused(method, tmp_path):
 
 
 def test_a_secure_site_gives_a_plain_server_no_answer(tmp_path, caplog):
-    world, answers = secure_world(FEDAVG, tmp_path), []
-    world.always = {site: lambda delivery: answers.append(delivery.answer()) or answers[-1] for site in world.names}
-    world.secure = False
+    world = Sites.linear(FEDAVG, tmp_path, policies=dict.fromkeys(NAMES, "secure_only = true"))
     with pytest.raises(ConsilienceError, match="was given up"):
         world.serve(1)
-    assert answers
-    assert all(answer.has_error() for answer in answers)
-    assert "this site answers within secure aggregation only" in caplog.text
+    assert not any(b"__metadata__" in data for _, _, data in world.sent), "a record left"
+    assert "its policy has secure_only = true" in caplog.text
 
 
 def test_a_secure_server_says_that_a_site_has_no_certificate(tmp_path, caplog):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +18,12 @@ from consilience.config import LoadedDeployment, read_deployment
 from consilience.config.components import build
 from consilience.config.schema import sentence
 from consilience.core.errors import ConfigError, ConsilienceError
+from consilience.core.logs import set_up_logs
 from consilience.data import Data, Dataset
 from consilience.data.site import SiteTables
-from consilience.flower.app import TaskFor, client_app, serve
+from consilience.flower.app import serve
 from consilience.flower.coordinator import Participation
+from consilience.flower.site_app import TaskFor, client_app
 from consilience.tasks.task import Task
 
 Load = Callable[..., Dataset | Data | SiteTables]
@@ -72,7 +73,7 @@ class DeployedApp:
 
         @app.main()
         def main(grid: Grid, context: Context) -> None:
-            logging.basicConfig(level=logging.WARNING, format="%(message)s")
+            set_up_logs()
             run = RunConfig.read(context.run_config)
             serve(
                 grid,

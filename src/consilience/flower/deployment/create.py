@@ -57,7 +57,7 @@ def write_app(directory: Path, loaded: LoadedConfig) -> list[Path]:
     for file, source in own.items():
         written.append(Path(shutil.copyfile(source, package / file)))
     written.append(_write(package / "config.toml", config_text(sections)))
-    for file in ("pyproject.toml", "README.md", ".gitignore", *_SCRIPTS):
+    for file in ("pyproject.toml", "policy.toml", "README.md", ".gitignore", *_SCRIPTS):
         written.append(_write(directory / file, _rendered(file, values)))
     for file in _SCRIPTS:
         (directory / file).chmod(0o755)

@@ -29,6 +29,7 @@ from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
 from consilience.core.errors import ConfigError
+from consilience.core.logs import tell
 
 log = logging.getLogger("consilience")
 OPEN = re.compile(r"/v1/fleet/[a-z]+(-[a-z]+)*")  # the sites' interface; without dots, no path can lead out of it
@@ -243,7 +244,7 @@ def run_gate(superlink: str, host: str, port: int, certificates: Path) -> None:
         ) as client:
             with socket.create_server((host, port), family=_family(host), backlog=STRANGERS) as listener:
                 listener.setblocking(False)
-                print(f"sites can connect to {host}:{port}", flush=True)
+                tell(f"sites can connect to {host}:{port}")
                 await Gate(client, tls, _connections()).serve(listener)
 
     with suppress(KeyboardInterrupt):

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_ssh_private_key
+from flwr.common.config import parse_config_args
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_PATIENCE
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
 from flwr.supercore.utils import get_flwr_home
@@ -24,7 +25,9 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from consilience.core.errors import ConfigError
+from consilience.core.logs import in_json, set_up_logs
 from consilience.flower.deployment.certificates import write_private
+from consilience.flower.policy import SETTING, Policy
 
 log = logging.getLogger("consilience")
 FORGOTTEN = HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL  # seconds until the SuperLink misses a killed node
@@ -83,6 +86,8 @@ def run_node(
     """Run a SuperNode with these options of flower-supernode, until it ends. With a `certificate` and `key` of the
     site, and the certificate of the `authority`, it uses them; otherwise it connects as the options say.
 
+    A policy of the site that cannot be used ends it at once.
+
     The node serves its work at `port` of this machine. Flower lets every process of the machine take it, unless the
     processes that may take it prove that they know a secret, which is in a file that no other account can read."""
     if authority is not None or certificate is not None or key is not None:
@@ -91,6 +96,10 @@ def run_node(
         SiteClient.tls = client_tls(authority, certificate, key)
         trust = ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
         options = [*trust, *options]
+    if "--node-config" in options:
+        settings = parse_config_args([options[options.index("--node-config") + 1]])
+        if SETTING in settings:
+            Policy.read(Path(str(settings[SETTING])))
     home = get_flwr_home()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     secret = write_private(home / f"node-{port}.secret", secrets.token_hex(32).encode())
@@ -99,6 +108,8 @@ def run_node(
     subprocess.Popen([*runner, "--runtime-api-address", f"127.0.0.1:{port}", "--parent-pid", str(os.getpid())])
     fleet_http_connection.FleetHttpClient = SiteClient  # type: ignore[attr-defined]
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
+    if in_json():
+        set_up_logs()
     sys.argv = ["flower-supernode", "--port", str(port), "--isolation", "process", *proof, *options]
     flower_supernode()
 
