@@ -28,6 +28,7 @@ from consilience.flower.registry import Registry
 from consilience.flower.storage import ClientStorage
 from support.scenarios import NAMES, blobs, linear
 from support.sealed import content, lines
+from support.secure_sums import proofs
 
 BAD = "Chur"  # the site that misbehaves
 SIZES = (7, 3, 4, 12, 5)
@@ -233,6 +234,7 @@ class World:
     folder: Path
     held_out: cs.Federation | None = None
     participation: dict = field(default_factory=dict)
+    secure: bool = False
     faults: dict[tuple[int, str], Callable] = field(default_factory=dict)
     always: dict[str, Callable] = field(default_factory=dict)
     instead: dict[tuple[str, str], Callable] = field(default_factory=dict)
@@ -259,8 +261,11 @@ class World:
         return train if self.held_out is None else cs.Data(train, self.held_out.client(k))
 
     def start(self, site):
-        app = client_app(self.method, self.task, lambda node: self.data(self.names.index(node["site"])))
-        return self.grid.start(app, site=site, states=str(self.disk(site)))
+        app = client_app(
+            self.method, self.task, lambda node: self.data(self.names.index(node["site"])), secure=self.secure
+        )
+        settings = proofs(site) if self.secure else {}
+        return self.grid.start(app, site=site, states=str(self.disk(site)), **settings)
 
     def kill(self, site, noticed=0.0):
         self.grid.kill(self.nodes[site], noticed)
@@ -307,16 +312,19 @@ class World:
                 rounds=rounds,
                 out=self.out,
                 precision="float64",
+                secure=self.secure,
                 **options,
             )
 
     def simulated(self, rounds, missing=(), **options):
-        """The same run in the simulator. The updates of the clients `missing` are NaN."""
+        """The same run in the simulator, client by client if sums are secure, whose results are the same to the last
+        bit. The updates of the clients `missing` are NaN."""
         data = self.federation.data[torch.arange(len(self.federation.data))]
         for site in missing:
             data.x[self.federation.indices(self.names.index(site))] = torch.nan
         federation = cs.Federation(data, self.federation.order, self.federation.offsets, names=self.names)
-        engine = cs.Simulator(device="cpu", precision="float64", chunk=len(federation), workers=1)
+        chunk = 1 if self.secure else len(federation)
+        engine = cs.Simulator(device="cpu", precision="float64", chunk=chunk, workers=1, secure=self.secure)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cs.Dataset, "__post_init__", lambda data: None)  # which would reject NaN
             return cs.fit(self.method, self.task, federation, rounds=rounds, engine=engine, progress=False, **options)

@@ -32,6 +32,14 @@ def identity(name, folder=None):
     return Identity.read(certify(folder, name, make_key(key)), key)
 
 
+def proofs(site):
+    """The settings of a site's node with the paths of its files."""
+    folder = authority_folder()
+    identity(site)
+    names = {"authority": "ca.crt", "certificate": f"{site}.crt", "key": f"{site}.key"}
+    return {setting: str(folder / name) for setting, name in names.items()}
+
+
 def authority(folder=None, peers=None):
     return Authority.read((folder or authority_folder()) / "ca.crt", peers)
 

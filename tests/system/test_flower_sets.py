@@ -26,10 +26,10 @@ class Calibrated(World):
 
 @pytest.fixture
 def world(tmp_path):
-    def make(method, each=400):
+    def make(method, each=400, **options):
         task, train, test = blobs(clients=4, each=each)
         train, calibration = (replace(part, names=NAMES[:4]) for part in train.split(0.4, seed=1))
-        there = Calibrated(method, task, train, tmp_path, replace(test, names=NAMES[:4]))
+        there = Calibrated(method, task, train, tmp_path, replace(test, names=NAMES[:4]), **options)
         there.calibration = calibration
         return there
 
@@ -60,6 +60,27 @@ def test_counts_coverage_and_sizes_are_the_simulators(world, method):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-9)
     for ours, theirs in zip(saved["clients"], wanted.evaluation.clients, strict=True):
         assert ours["metrics"]["coverage"] == pytest.approx(theirs["metrics"]["coverage"])
+
+
+@pytest.mark.parametrize("method", [FEDAVG, POOLING], ids=lambda method: method.name)
+def test_secure_sums_of_counts_are_the_simulators(world, method):
+    """The server sees the sum of the counts and of the coverages. Each site uses its own threshold."""
+    there = world(method, secure=True)
+    run, saved = score(there, 2)
+    wanted = there.simulated(2, test=there.held_out, calibration=there.calibration)
+    assert torch.equal(run.calibration.counts, wanted.calibration.counts)
+    assert torch.equal(run.calibration.clients, wanted.calibration.clients)
+    assert run.calibration.names == ()
+    kind = "point" if method is FEDAVG else "marginal"
+    for name in ("coverage", "set_size", "naive_coverage", "naive_set_size"):
+        assert saved[kind]["metrics"][name] == pytest.approx(getattr(wanted.evaluation, kind)[name], rel=1e-6)
+    assert saved["clients"] == []
+
+
+def test_under_secure_sums_too_few_calibration_examples_do_not_lose_the_run(world, caplog):
+    run = world(FEDAVG, each=20, secure=True).serve(1)
+    assert run.calibration is None
+    assert "there are no prediction sets: sets of coverage 0.9 need at least 36" in caplog.text
 
 
 @pytest.mark.parametrize("method", [FEDAVG, POOLING], ids=lambda method: method.name)

@@ -9,6 +9,7 @@ import torch
 
 from consilience.algorithms.base import Algorithm
 from consilience.core import ConsilienceError, DataError, Tree, keys, rows, to
+from consilience.core.checks import check_type
 from consilience.data import Dataset, Federation
 from consilience.engines import InMemory, Precision, Simulator, States, chunks, fresh_states
 from consilience.tasks.statistics import needs_statistics
@@ -53,6 +54,7 @@ class Members:
 
     def joined(self, name: str, data: Dataset) -> Members:
         """The members and a new client, which has a fresh state and has learned nothing yet."""
+        check_type("name", name, str)
         self.task.check(data)
         before = list(range(len(self.federation)))
         silos = self._silos(before)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import consilience as cs
-from consilience.core.errors import ConsilienceError, DataError
+from consilience.core.errors import ConfigError, ConsilienceError, DataError
 from consilience.evaluation.shift import estimate_shift
-from support.scenarios import linear
+from support.scenarios import blobs, linear
 
 ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=4, workers=1)
 NAMES = ["Basel", "Bern", "Genf", "Chur"]
@@ -104,6 +104,16 @@ def test_changes_need_the_test_data_of_clients(world):
     run = fit(POOLING, world)
     with pytest.raises(DataError, match="pass test=, a Federation"):
         cs.runs.changes(run, run.forget("Basel"))
+    with pytest.raises(DataError, match="pass test=, a Federation"):
+        cs.runs.changes(run, run.forget("Basel"), world[1].client("Bern"))
+
+
+def test_arrays_join_clients_whose_classes_have_names():
+    task, train, _ = blobs(4)
+    run = fit(cs.FedEP(cs.inference.Identity(cs.SGD(lr=0.1))), (task, train))
+    late = run.join("Zug", (train.client(0).x.numpy(), train.client(0).y.numpy()))
+    assert late.federation.data.classes == train.data.classes
+    assert late.federation.number("Zug") == 4
 
 
 def test_what_cannot_be_forgotten_or_joined_is_refused(world):
@@ -116,6 +126,12 @@ def test_what_cannot_be_forgotten_or_joined_is_refused(world):
         fit(cs.FedAvg(), world).forget("Basel")
     with pytest.raises(ConsilienceError, match="cannot join a run of FedAvg"):
         fit(cs.FedAvg(), world).join("Zug", world[1].client("Basel"))
+    with pytest.raises(ConfigError, match="rounds must be at least 0, got -1"):
+        run.forget("Basel", rounds=-1)
+    with pytest.raises(ConfigError, match="client must be a whole number or a string, got None"):
+        run.forget(None)
+    with pytest.raises(ConfigError, match="name must be a string, got 5"):
+        run.join(5, world[1].client("Basel"))
     alone = fit(EP, (world[0], cs.Federation.from_silos({"Basel": world[1].client("Basel")})))
     with pytest.raises(DataError, match="the only client"):
         alone.forget("Basel")
@@ -140,3 +156,7 @@ def test_without_a_shift_predictions_stay_and_absent_classes_stay_absent():
     torch.testing.assert_close(shift.new.float(), torch.tensor([0.45, 0.55, 0.0]), rtol=0, atol=0.02)
     with pytest.raises(DataError, match="probabilities of 2 classes"):
         estimate_shift(p, torch.tensor([1, 1]))
+    with pytest.raises(DataError, match="probabilities of 3 classes"):
+        shift(p[:, :1])
+    with pytest.raises(DataError, match="from unlabelled inputs, and there are none"):
+        estimate_shift(p[:0], torch.tensor([45, 55, 0]))
