@@ -95,6 +95,20 @@ def test_a_site_keeps_the_belief_that_it_predicts_with(world, method):
         assert file.stat().st_mode & 0o077 == 0
 
 
+def test_a_site_makes_sets_without_the_server(world):
+    there = world(POOLING)
+    score(there, 2)
+    wanted = there.simulated(2, calibration=there.calibration)
+    (file,) = there.folder.rglob(f"{NAMES[0]}-*/posterior.safetensors")
+    belief, task = cs.load_posterior(file), there.task.prepare(dtype=torch.float64)
+    own = cs.evaluation.calibrate(task, belief, there.calibration.client(0))
+    x = there.held_out.client(0).x
+    found = cs.evaluation.prediction_sets(task, belief, own, x)
+    assert torch.equal(found.members, wanted.sets(x, client=NAMES[0]).members)
+    assert "no other client" in found.guarantee
+    torch.testing.assert_close(cs.evaluation.predict_inputs(task, belief, x), wanted.predict(x, client=NAMES[0]))
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -21,7 +21,7 @@ from consilience.core.checks import check_type
 from consilience.core.records import static, to
 from consilience.core.text import plural
 from consilience.data import Dataset, Federation
-from consilience.evaluation.predictions import SAMPLES, predict_with_variance
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_with_variance, unlabelled
 from consilience.evaluation.sets import (
     OF_CLASSES,
     OF_NUMBERS,
@@ -176,13 +176,17 @@ def prediction_sets(
     task: Task,
     belief: Belief,
     calibration: Calibration,
-    data: Dataset,
+    x: Inputs | Dataset,
     *,
     coverage: float = LEVEL,
     client: str | None = None,
+    classes: tuple[str, ...] = (),
     batch_size: int | None = None,
 ) -> LabelSets | Intervals:
-    """The sets for the inputs of `data` at a client, or at a new one."""
+    """The sets for inputs x, or for those of a data set, at a client or at a new one. `classes` are names of classes
+    for inputs."""
+    data = x if isinstance(x, Dataset) else unlabelled(x, classes)
+    task.check(data, targets=False)
     threshold = calibration.threshold(coverage, client)
     made = _predict(task, belief, data, calibration.score, calibration.samples, batch_size)
     found = made.sets(threshold)

@@ -33,7 +33,7 @@ from consilience.evaluation import (
 )
 from consilience.evaluation.calibration import LEVEL
 from consilience.evaluation.majority import with_majority
-from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.samples import generate
 from consilience.evaluation.shift import LabelShift, estimate_shift
 from consilience.metrics import Metric, Metrics, as_metrics, directions
@@ -310,9 +310,7 @@ class Run:
         examples has a threshold and a guarantee of its own; for others the guarantee is about all clients together."""
         if self.calibration is None:
             raise DataError("prediction sets need a calibration: call run.calibrate(data) with held-out examples first")
-        x = model_inputs(x, self.federation.data.preparation)
-        data = x if isinstance(x, Dataset) else unlabelled(x, self.federation.data.classes)
-        self.network.check(data, targets=False)
+        x, classes = model_inputs(x, self.federation.data.preparation), self.federation.data.classes
         name = None if client is None else self.federation.name(self.federation.number(client))
         if name is not None and self.algorithm.personalises and self.calibration.of_newcomer:
             raise DataError(
@@ -320,9 +318,8 @@ class Run:
                 "calibrate with a Federation that has it, or leave client out"
             )
         belief = self.newcomer() if client is None else self.personal(client)
-        return prediction_sets(
-            self.network, belief, self.calibration, data, coverage=coverage, client=name, batch_size=batch_size
-        )
+        how: dict[str, Any] = {"coverage": coverage, "client": name, "classes": classes, "batch_size": batch_size}
+        return prediction_sets(self.network, belief, self.calibration, x, **how)
 
     def sample(self, count: int, *, samples: int = 0, seed: int = 0) -> Tensor:
         """`count` examples of the generators of an `Adversarial` run, in model units: of the mean weights, or of

@@ -284,7 +284,7 @@ def test_what_cannot_be_calibrated_is_refused(clouds):
     alone.calibrate(held)
     with pytest.raises(DataError, match=r"the module cannot take examples of data, of shape \(1,\)"):
         alone.sets(torch.zeros(20, 1), client=0)
-    with pytest.raises(ConfigError, match="coverage must be a number, got '0.9'"):
+    with pytest.raises(ConfigError, match=r"coverage must be a number, got '0\.9'"):
         alone.sets(held.client(0), client=0, coverage="0.9")
 
 

@@ -1,5 +1,7 @@
 """Clients that are forgotten, or join after the run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -48,6 +50,16 @@ def test_a_forgotten_client_was_never_there_in_the_conjugate_case(world, method)
 def test_a_client_that_joins_late_was_always_there_in_the_conjugate_case(world, method):
     run = fit(method, world)
     late = fit(method, (world[0], others(world[1], "Basel"))).join("Basel", world[1].client("Basel"))
+    assert_same(late.posterior, run.posterior)
+    assert_same(late.personal("Basel"), run.personal("Basel"))
+
+
+@both
+def test_a_client_that_joins_learns_without_damping(world, method):
+    """It learns alone: with damping, most of its factor would still be that of no data."""
+    slow = replace(method, damping=0.3)
+    run = fit(slow, world, 100)
+    late = fit(slow, (world[0], others(world[1], "Basel")), 100).join("Basel", world[1].client("Basel"))
     assert_same(late.posterior, run.posterior)
     assert_same(late.personal("Basel"), run.personal("Basel"))
 
