@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import consilience as cs
+from consilience.core.errors import ConsilienceError, TaskError
 from consilience.core.records import pack, unpack
 from consilience.flower.messages import CALIBRATION, CalibrateReply, decode, encode
 from support.flower_grid import BAD, FEDAVG, LAPLACE, TRAIN, World, assert_same, score
@@ -93,6 +94,15 @@ def test_a_site_keeps_the_belief_that_it_predicts_with(world, method):
     for name, file in kept.items():
         assert_same(cs.load_posterior(file), wanted.personal(name))
         assert file.stat().st_mode & 0o077 == 0
+
+
+def test_the_server_knows_no_client_and_changes_none(world):
+    run = world(POOLING).serve(1)
+    with pytest.raises(TaskError, match="are at the clients' sites, and only they can use them"):
+        run.personal(NAMES[0])
+    for change in (lambda: run.forget(NAMES[0]), lambda: run.join("Lugano", run.federation.client(0))):
+        with pytest.raises(ConsilienceError, match="only a simulated run can change its clients"):
+            change()
 
 
 def test_a_site_makes_sets_without_the_server(world):
