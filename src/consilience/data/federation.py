@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import DataError, keys
+from consilience.core.checks import check_type
 from consilience.core.display import clip, facts, table
 from consilience.core.errors import nearest
 from consilience.core.text import listing, plural
@@ -164,6 +165,7 @@ class Federation:
 
     def number(self, client: int | str) -> int:
         """A client's number, by its name or its number; a DataError if there is no such client."""
+        check_type("client", client, int | str)
         if isinstance(client, str):
             names = [self.name(k) for k in range(len(self))]
             if client not in names:

@@ -2,12 +2,12 @@
 
 from consilience.evaluation.calibration import Calibration, calibrate, prediction_sets
 from consilience.evaluation.detection import Detection, detect
-from consilience.evaluation.predictions import predict
+from consilience.evaluation.predictions import predict, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.evaluation.sets import Intervals, LabelSets
 from consilience.evaluation.uncertainty import Uncertainty, uncertainty
 
 __all__ = [
     "Calibration", "Detection", "Evaluation", "Intervals", "LabelSets", "Uncertainty", "calibrate", "detect",
-    "evaluate", "predict", "prediction_sets", "uncertainty",
+    "evaluate", "predict", "predict_inputs", "prediction_sets", "uncertainty",
 ]  # fmt: skip

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from consilience.core import Belief, DataError, record
+from consilience.core.checks import check_type
 from consilience.core.records import static, to
 from consilience.core.text import plural
 from consilience.data import Dataset, Federation
-from consilience.evaluation.predictions import SAMPLES, predict_with_variance
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_with_variance, unlabelled
 from consilience.evaluation.sets import (
     OF_CLASSES,
     OF_NUMBERS,
@@ -46,9 +47,9 @@ EDGES = {
 @record
 class Calibration:
     """The scores of calibration examples, counted by bins: of all clients together [B + 1], and of each client in
-    `names` [K, B + 1], which have at least `OWN` examples. The last bin lies beyond all edges. `clients` [1] is the
-    number of clients with scores. `score` is "lac", "aps" or "residual". Predictions average over `samples` draws of a
-    posterior, here and in the sets."""
+    `names` [K, B + 1], which have at least `OWN` examples or are alone. The last bin lies beyond all edges. `clients`
+    [1] is the number of clients with scores. `score` is "lac", "aps" or "residual". Predictions average over `samples`
+    draws of a posterior, here and in the sets."""
 
     counts: Tensor
     clients: Tensor
@@ -67,6 +68,11 @@ class Calibration:
         return f"Calibration({self.score} scores of {of})"
 
     @property
+    def of_newcomer(self) -> bool:
+        """Whether the examples are a Dataset, predicted as those of a new client."""
+        return int(self.clients) == 1 and not self.names
+
+    @property
     def shared(self) -> Calibration:
         """Without the counts of single clients."""
         return replace(self, own=self.own[:0], names=())
@@ -78,15 +84,17 @@ class Calibration:
     def threshold(self, coverage: float = LEVEL, client: str | None = None) -> Threshold:
         """The threshold of sets with this coverage at a client: its own if it has one, otherwise that of all clients
         together. An error if there are too few examples."""
+        check_type("coverage", coverage, float)
         if not 0 < coverage < 1:
             raise DataError(f"coverage is a probability between 0 and 1, got {coverage}")
-        least = f"at least {coverage:g} of the examples"
-        if client in self.names:
-            value = _quantile(self.own[self.names.index(client)], 1, coverage, EDGES[self.score])
-            return Threshold(value, coverage, f"{least} of {client!r} are covered")
-        value = _quantile(self.counts, int(self.clients), coverage, EDGES[self.score])
-        guarantee = f"{least} of all clients together are covered; this holds for no single client, and for no new one"
-        return Threshold(value, coverage, guarantee)
+        least, edges = f"at least {coverage:g} of the examples", EDGES[self.score]
+        own = self.own[self.names.index(client)] if client in self.names else None
+        if own is not None and int(own.sum()) >= _needed(1, coverage):
+            return Threshold(_quantile(own, 1, coverage, edges), coverage, f"{least} of {client!r} are covered")
+        of = "of all clients together are covered; this holds for no single client, and for no new one"
+        if self.of_newcomer:
+            of = "from where the calibration examples come are covered; this holds for no other client"
+        return Threshold(_quantile(self.counts, int(self.clients), coverage, edges), coverage, f"{least} {of}")
 
 
 def _quantile(counts: Tensor, clients: int, coverage: float, edges: Tensor) -> float:
@@ -101,9 +109,14 @@ def _quantile(counts: Tensor, clients: int, coverage: float, edges: Tensor) -> f
     return float(edges[place]) if place < len(edges) else math.inf
 
 
+def _needed(clients: int, coverage: float) -> int:
+    """The smallest number of calibration examples with a threshold, as the rank may not exceed it."""
+    return math.ceil(clients * coverage / (1 - coverage) - ROUNDING)
+
+
 def check_enough(examples: int, clients: int, coverage: float) -> None:
     """Refuse too few calibration examples for a coverage: all targets would be in every set."""
-    needed = math.ceil(clients * coverage / (1 - coverage) - ROUNDING)
+    needed = _needed(clients, coverage)
     if examples < needed:
         raise DataError(
             f"sets of coverage {coverage:g} need at least {needed} calibration examples of "
@@ -134,10 +147,10 @@ def calibrate(
         if len(data.indices(k)):
             mine = belief(k) if callable(belief) else belief
             own = data.client(k)
-            each[data.name(k)] = count_scores(task, mine, own, score, samples=samples, batch_size=batch_size, client=k)
+            each[data.name(k)] = count_scores(task, mine, own, score, samples=samples, batch_size=batch_size)
     if not each:
         raise DataError("there are no calibration examples: hold out a larger share")
-    enough = {name: counts for name, counts in each.items() if int(counts.sum()) >= OWN}
+    enough = {name: counts for name, counts in each.items() if int(counts.sum()) >= OWN or len(each) == 1}
     none = torch.zeros(0, len(EDGES[score]) + 1, dtype=torch.int64)
     total, own_counts = sum(each.values(), none.sum(0)), torch.stack([*enough.values()]) if enough else none
     return Calibration(total, torch.tensor([len(each)]), own_counts, tuple(enough), score, samples)
@@ -151,11 +164,10 @@ def count_scores(
     *,
     samples: int = SAMPLES,
     batch_size: int | None = None,
-    client: int = 0,
 ) -> Tensor:
     """The counts [B + 1] of one client's scores."""
-    purpose, edges = f"calibration of client {client}", EDGES[score]
-    made = _predict(task, belief, data, score, samples, purpose, batch_size)
+    edges = EDGES[score]
+    made = _predict(task, belief, data, score, samples, batch_size)
     places = torch.bucketize(made.scores(_targets(task, data)).cpu(), edges)
     return torch.bincount(places, minlength=len(edges) + 1)
 
@@ -164,15 +176,19 @@ def prediction_sets(
     task: Task,
     belief: Belief,
     calibration: Calibration,
-    data: Dataset,
+    x: Inputs | Dataset,
     *,
     coverage: float = LEVEL,
     client: str | None = None,
+    classes: tuple[str, ...] = (),
     batch_size: int | None = None,
 ) -> LabelSets | Intervals:
-    """The sets for the inputs of `data` at a client, or at a new one."""
+    """The sets for inputs x, or for those of a data set, at a client or at a new one. `classes` are names of classes
+    for inputs."""
+    data = x if isinstance(x, Dataset) else unlabelled(x, classes)
+    task.check(data, targets=False)
     threshold = calibration.threshold(coverage, client)
-    made = _predict(task, belief, data, calibration.score, calibration.samples, SETS, batch_size)
+    made = _predict(task, belief, data, calibration.score, calibration.samples, batch_size)
     found = made.sets(threshold)
     return replace(found, classes=data.classes) if isinstance(found, LabelSets) else found
 
@@ -189,7 +205,7 @@ def score_sets(
 ) -> dict[str, float]:
     """Coverage and mean size of the sets for test examples, and of naive sets that take the belief to be right. The
     means over clients, weighted by their examples, are those of all examples together."""
-    made = _predict(task, belief, data, calibration.score, calibration.samples, SETS, batch_size)
+    made = _predict(task, belief, data, calibration.score, calibration.samples, batch_size)
     y, found = _targets(task, data), {}
     for name, sets in (
         ("", made.sets(calibration.threshold(coverage, client))),
@@ -200,16 +216,13 @@ def score_sets(
     return found
 
 
-SETS = "prediction sets"  # the purpose of their random numbers
-
-
 def _predict(
-    task: Task, belief: Belief, data: Dataset, score: str, samples: int, purpose: str, batch_size: int | None
+    task: Task, belief: Belief, data: Dataset, score: str, samples: int, batch_size: int | None
 ) -> Classes | Numbers:
     """The draws of a posterior are the same for calibration and sets: with others, scores would not be exchangeable."""
     rows = torch.arange(len(data))
     made = predict_with_variance(task, belief, data, rows, samples=samples, batch_size=batch_size)
-    return predicted(task, *made, score, purpose)
+    return predicted(task, *made, score)
 
 
 def _targets(task: Task, data: Dataset) -> Any:

@@ -28,6 +28,15 @@ def aps(p: Tensor, u: Tensor) -> Tensor:
     return torch.empty_like(p).scatter_(-1, order, ordered.cumsum(-1) - ordered * (1 - u))
 
 
+def shares(p: Tensor) -> Tensor:
+    """The random share of each example, [N, 1]: a hash of its probabilities, rounded to 8 digits in base 2. A score is
+    then a function of the example alone, as the guarantee needs: not of its place among others, which would give every
+    example that is predicted alone the same share."""
+    digits = (p.float().view(torch.int32) >> 15).long()
+    columns = keys.bits(keys.key(0, purpose="shares"), p.shape[1]).to(p.device)
+    return keys.uniform(keys.mix(keys.mix(digits ^ columns).sum(1)), 1)
+
+
 OF_CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"lac": lac, "aps": aps}
 OF_NUMBERS = "residual"
 """|y − mean| / sd, the largest of the numbers of an example."""
@@ -104,6 +113,9 @@ class LabelSets(PredictionSets):
 
     def covers(self, y: Any) -> Tensor:
         y = torch.as_tensor(y, device=self.members.device).long().reshape(-1, 1)
+        _check_targets(len(y), len(self))
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.members.shape[1]:
+            raise DataError(f"y must be the numbers of {self.members.shape[1]} classes, from 0")
         return self.members.gather(1, y).squeeze(1)
 
     @property
@@ -128,7 +140,9 @@ class Intervals(PredictionSets):
         return (low[0], high[0]) if len(low) == 1 else (low, high)
 
     def covers(self, y: Any) -> Tensor:
-        y = torch.as_tensor(y, device=self.low.device).double().reshape(self.low.shape)
+        y = torch.as_tensor(y, device=self.low.device).double()
+        _check_targets(y.numel(), self.low.numel())
+        y = y.reshape(self.low.shape)
         inside: Tensor = ((self.low <= y) & (y <= self.high)).all(1)
         return inside
 
@@ -136,6 +150,11 @@ class Intervals(PredictionSets):
     def sizes(self) -> Tensor:
         """The width of each interval, a mean over its D numbers, [N]."""
         return (self.high - self.low).mean(1)
+
+
+def _check_targets(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise DataError(f"y must be the targets of the {wanted} predictions, and has {found}")
 
 
 @dataclass(frozen=True)
@@ -146,10 +165,8 @@ class Classes:
     each: Tensor
 
     @classmethod
-    def of(cls, p: Tensor, score: str, purpose: str) -> Classes:
-        """`purpose` seeds the random shares of a score, one an example."""
-        u = keys.uniform(keys.key(0, purpose=purpose), len(p)).to(p.device)
-        return cls(p, OF_CLASSES[score](p, u.unsqueeze(1)))
+    def of(cls, p: Tensor, score: str) -> Classes:
+        return cls(p, OF_CLASSES[score](p, shares(p)))
 
     def scores(self, y: Tensor) -> Tensor:
         return self.each.gather(1, y.long().reshape(-1, 1)).squeeze(1)
@@ -189,10 +206,10 @@ def _naive(coverage: float) -> Threshold:
     return Threshold(coverage, coverage, "there is no guarantee: the belief is taken to be right")
 
 
-def predicted(task: Task, prediction: Tensor, spread: Tensor | None, score: str, purpose: str) -> Classes | Numbers:
+def predicted(task: Task, prediction: Tensor, spread: Tensor | None, score: str) -> Classes | Numbers:
     """Predictions and their variance over networks, in double precision."""
     if score != OF_NUMBERS:
-        return Classes.of(prediction.double(), score, purpose)
+        return Classes.of(prediction.double(), score)
     sd = task.likelihood.sd(prediction, spread).double()
     mean = prediction if prediction.shape == sd.shape else prediction[..., 0]
     return Numbers(mean.double().reshape(len(mean), -1), sd.reshape(len(mean), -1))

@@ -20,6 +20,7 @@ class LabelShift:
     new: Tensor
 
     def __call__(self, p: Tensor) -> Tensor:
+        _check_classes(p, len(self.new))
         shifted = p * (self.new / self.old).to(p)
         return shifted / shifted.sum(-1, keepdim=True)
 
@@ -31,8 +32,9 @@ def estimate_shift(p: Tensor, counts: Tensor) -> LabelShift:
     It assumes that the inputs of a class are the same everywhere, and only classes differ in frequency. One example of
     the old frequencies is added to the new ones, so that no frequency is 0. Classes without training examples keep the
     frequency 0."""
-    if p.dim() != 2 or p.shape[1] != len(counts):
-        raise DataError(f"predictions must be probabilities of {len(counts)} classes, got the shape {list(p.shape)}")
+    _check_classes(p, len(counts))
+    if not len(p):
+        raise DataError("class frequencies are estimated from unlabelled inputs, and there are none")
     p, seen = p.double().cpu(), counts > 0
     old = (counts.double().cpu() / counts.sum().cpu()).clamp_min(torch.finfo(torch.float64).tiny)
     new = old
@@ -43,3 +45,8 @@ def estimate_shift(p: Tensor, counts: Tensor) -> LabelShift:
         if float((new - before).abs().max()) < TOLERANCE:
             break
     return LabelShift(old, new)
+
+
+def _check_classes(p: Tensor, classes: int) -> None:
+    if p.dim() != 2 or p.shape[1] != classes:
+        raise DataError(f"predictions must be probabilities of {classes} classes, got the shape {list(p.shape)}")

@@ -75,7 +75,7 @@ def changes(before: Run, after: Run, test: Federation | None = None) -> Changes:
     Each client is predicted with its own belief, or as a new one where it does not take part. `test` is by default the
     test data of the first run. Scores are those of the mean weights."""
     test = before.test if test is None and isinstance(before.test, Federation) else test
-    if test is None:
+    if not isinstance(test, Federation):
         raise DataError("changes are compared on the test data of every client: pass test=, a Federation")
     found = [{client["name"]: client for client in run.evaluate(test).clients} for run in (before, after)]
     took = [{run.federation.name(k) for k in range(len(run.federation))} for run in (before, after)]

@@ -20,9 +20,10 @@ from consilience.evaluation.sets import check_score
 from consilience.evaluation.uncertainty import check_unlabelled
 from consilience.metrics import Metrics, as_metrics, check_level, directions
 from consilience.runs.directory import RunDirectory, Storage
+from consilience.runs.held_out import check_unseen
 from consilience.runs.identity import checksum, describe, identity
 from consilience.runs.loop import Loop
-from consilience.runs.run import Callback, Run, check_unseen, federation_facts
+from consilience.runs.run import Callback, Run, federation_facts
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import find_start, must_agree
 from consilience.server.optimizers import Momentum
@@ -76,7 +77,7 @@ def fit(
     federation, held_out = _hold_out(federation, validation, seed)
     task = balanced(task, federation)
     _check_data(task, federation, test, outside, cohort)
-    _check_calibration(task, federation, calibration)
+    _check_calibration(task, federation, calibration, validation=held_out, test=test)
     _check_validation(task, federation, held_out, patience, monitor)
     check_level(intervals)
     check_metrics(task, own := as_metrics(metrics))
@@ -133,11 +134,16 @@ def _check_data(
         check_unlabelled(task, outside)
 
 
-def _check_calibration(task: Task, federation: Federation, data: Dataset | Federation | None) -> None:
+def _check_calibration(
+    task: Task, federation: Federation, data: Dataset | Federation | None, **others: Dataset | Federation | None
+) -> None:
     if data is None:
         return
     check_score(task, "lac")
     check_unseen(federation, data)
+    for by, other in others.items():
+        if other is not None:
+            check_unseen(other, data, by=by)
     task.check(data.data if isinstance(data, Federation) else data)
     clients = int((data.sizes > 0).sum()) if isinstance(data, Federation) else 1
     check_enough(data.examples if isinstance(data, Federation) else len(data), clients, LEVEL)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from consilience.algorithms.base import Algorithm
+from consilience.algorithms.shared.factors import Factors
 from consilience.core import ConsilienceError, DataError, Tree, keys, rows, to
+from consilience.core.checks import check_type
 from consilience.data import Dataset, Federation
 from consilience.engines import InMemory, Precision, Simulator, States, chunks, fresh_states
 from consilience.tasks.statistics import needs_statistics
@@ -53,6 +55,7 @@ class Members:
 
     def joined(self, name: str, data: Dataset) -> Members:
         """The members and a new client, which has a fresh state and has learned nothing yet."""
+        check_type("name", name, str)
         self.task.check(data)
         before = list(range(len(self.federation)))
         silos = self._silos(before)
@@ -66,8 +69,11 @@ class Members:
         return replace(more, server=self.algorithm.admit(self.server, to(rows(state, 0), self.task.device)))
 
     def learned(self, clients: list[int], rounds: int) -> Members:
-        """The members after further rounds of some clients. An error if none of their updates is accepted."""
+        """The members after further rounds of some clients. An error if none of their updates is accepted. `damping` is
+        for clients that learn at the same time, so a client that learns alone has none."""
         server, ids, algorithm = self.server, torch.tensor(clients), self.algorithm
+        if len(clients) == 1 and isinstance(algorithm, Factors):
+            algorithm = replace(algorithm, damping=None)
         precision: Precision = "float64" if self.task.dtype == torch.float64 else "float32"
         engine = Simulator(self.task.device.type, chunk=len(ids), workers=1, compile=False, precision=precision)
         last = self.round + rounds

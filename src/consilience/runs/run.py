@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from consilience.algorithms.base import Algorithm
 from consilience.core import Belief, Count, DataError, Size, TaskError, Tree, rows, to
+from consilience.core.checks import check_type
 from consilience.core.display import summary, summary_table
 from consilience.data import Dataset, Federation
 from consilience.data.dataset import Source
 from consilience.data.prepared import examples, model_inputs
-from consilience.data.trees import tensors
 from consilience.engines import Plan, States
 from consilience.evaluation import (
     Calibration,
@@ -33,13 +33,14 @@ from consilience.evaluation import (
 )
 from consilience.evaluation.calibration import LEVEL
 from consilience.evaluation.majority import with_majority
-from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.samples import generate
 from consilience.evaluation.shift import LabelShift, estimate_shift
 from consilience.metrics import Metric, Metrics, as_metrics, directions
 from consilience.runs.coefficients import EVERYONE, NEWCOMER, Coefficients, coefficients
 from consilience.runs.directory import RunDirectory
 from consilience.runs.export import Example, export_module, ready, save_pretrained
+from consilience.runs.held_out import check_unseen
 from consilience.runs.identity import describe
 from consilience.runs.members import Members
 from consilience.runs.rows import flat, frame
@@ -225,7 +226,9 @@ class Run:
     def join(self, name: str, data: Source, *, rounds: Size = 0, seed: int = 0) -> Run:
         """This run with one more client. The new client learns from its data once, against the belief of all others;
         then all clients learn for `rounds`. See `forget` for the methods that can do so."""
-        members = self._members(seed).joined(name, self._examples(data))
+        new, ours = self._examples(data), self.federation.data
+        new = replace(new, classes=new.classes or ours.classes, features=new.features or ours.features)
+        members = self._members(seed).joined(name, new)
         return self._changed(members.learned([len(members.federation) - 1], 1), rounds)
 
     def _members(self, seed: int) -> Members:
@@ -233,6 +236,7 @@ class Run:
 
     def _changed(self, members: Members, rounds: int) -> Run:
         """This run with other members, after `rounds` of them all."""
+        check_type("rounds", rounds, Size)
         if rounds:
             members = members.learned(list(range(len(members.federation))), rounds)
         return replace(
@@ -293,6 +297,7 @@ class Run:
         and reports. Every client of a Federation scores with its own belief. `score` is for classes: "lac" makes the
         smallest sets, "aps" more even ones."""
         data = data if isinstance(data, Federation) else self._examples(data)
+        self.network.check(data.data if isinstance(data, Federation) else data)
         check_unseen(self.federation, data)
         if self.algorithm.alone and isinstance(data, Dataset):
             raise DataError(
@@ -315,13 +320,16 @@ class Run:
         examples has a threshold and a guarantee of its own; for others the guarantee is about all clients together."""
         if self.calibration is None:
             raise DataError("prediction sets need a calibration: call run.calibrate(data) with held-out examples first")
-        x = model_inputs(x, self.federation.data.preparation)
-        data = x if isinstance(x, Dataset) else unlabelled(x, self.federation.data.classes)
+        x, classes = model_inputs(x, self.federation.data.preparation), self.federation.data.classes
         name = None if client is None else self.federation.name(self.federation.number(client))
+        if name is not None and self.algorithm.personalises and self.calibration.of_newcomer:
+            raise DataError(
+                f"the calibration is of a new client's examples, and {name!r} predicts with a belief of its own: "
+                "calibrate with a Federation that has it, or leave client out"
+            )
         belief = self.newcomer() if client is None else self.personal(client)
-        return prediction_sets(
-            self.network, belief, self.calibration, data, coverage=coverage, client=name, batch_size=batch_size
-        )
+        how: dict[str, Any] = {"coverage": coverage, "client": name, "classes": classes, "batch_size": batch_size}
+        return prediction_sets(self.network, belief, self.calibration, x, **how)
 
     def sample(self, count: int, *, samples: int = 0, seed: int = 0) -> Tensor:
         """`count` examples of the generators of an `Adversarial` run, in model units: of the mean weights, or of
@@ -397,18 +405,6 @@ class Run:
         as in `predict`."""
         data = self._examples(inside), self._examples(outside)
         return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
-
-
-def check_unseen(federation: Federation, held_out: Dataset | Federation, what: str = "calibration") -> None:
-    """Refuse calibration or validation examples that are training examples too."""
-    data = held_out.data if isinstance(held_out, Federation) else held_out
-    ours, theirs = (tensors(part.x)[0].data_ptr() for part in (federation.data, data))
-    rows = held_out.order if isinstance(held_out, Federation) else torch.arange(len(data))
-    if len(rows) and ours == theirs and bool(torch.isin(rows.cpu(), federation.order.cpu()).any()):
-        raise DataError(
-            f"the {what} examples are training examples too, so the model would look better on them than it is: hold "
-            "some out by Federation.split"
-        )
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:

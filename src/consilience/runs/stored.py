@@ -21,7 +21,7 @@ from consilience.data.dataset import Source
 from consilience.data.prepared import examples, model_inputs
 from consilience.data.tables import Preparation
 from consilience.evaluation.calibration import LEVEL, Calibration, prediction_sets
-from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs, unlabelled
+from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.scores import Evaluation, evaluate
 from consilience.evaluation.sets import Intervals, LabelSets
 from consilience.metrics import Directions, Metrics, Reliability
@@ -218,9 +218,9 @@ class StoredRun:
         if calibration is None:
             raise DataError(f"{self.directory} has no calibration: fit the run with calibration=")
         x = model_inputs(x, self.preparation)
-        data = x if isinstance(x, Dataset) else unlabelled(x, tuple(self._data("classes", ())))
         how: dict[str, Any] = {"coverage": coverage, "batch_size": batch_size}
-        return prediction_sets(self._prepared(task, belief), belief, calibration, data, **how)
+        how["classes"] = tuple(self._data("classes", ()))
+        return prediction_sets(self._prepared(task, belief), belief, calibration, x, **how)
 
     def evaluate(
         self,

@@ -13,9 +13,9 @@ from torch import nn
 
 import consilience as cs
 from consilience.core import pack, unpack
-from consilience.core.errors import DataError, TaskError
+from consilience.core.errors import ConfigError, DataError, TaskError
 from consilience.evaluation.calibration import EDGES, OWN, Calibration, calibrate, prediction_sets
-from consilience.evaluation.sets import Classes, aps, lac
+from consilience.evaluation.sets import Classes, aps, lac, shares
 from support.scenarios import blobs, linear
 
 ENGINE = cs.Simulator(device="cpu", chunk=6, workers=1)
@@ -121,11 +121,23 @@ def test_labels_drawn_from_the_model_are_covered_as_promised(score):
     p = torch.randn(40_000, 5, generator=made).mul(2).softmax(1).double()
     y = p.multinomial(1, generator=made).squeeze(1)
     half = 20_000
-    scores = Classes.of(p[:half], score, "a").scores(y[:half])
-    sets = Classes.of(p[half:], score, "b").sets(calibration(scores, score=score).threshold(0.9))
+    scores = Classes.of(p[:half], score).scores(y[:half])
+    sets = Classes.of(p[half:], score).sets(calibration(scores, score=score).threshold(0.9))
     assert float(sets.covers(y[half:]).double().mean()) == pytest.approx(0.9, abs=0.012)
     assert len(sets) == half
     assert float(sets.sizes.double().mean()) < 5
+
+
+def test_an_example_that_is_predicted_alone_has_the_same_share_as_among_others():
+    """Shares by place would give every patient who comes alone the first share, and coverage would depend on it."""
+    made = torch.Generator().manual_seed(1)
+    p = torch.randn(4000, 4, generator=made).softmax(1).double()
+    together = shares(p)
+    assert torch.equal(torch.cat([shares(p[i : i + 1]) for i in range(50)]), together[:50])
+    assert torch.equal(shares(p.float()), together)
+    assert kstest(together[:, 0].numpy(), "uniform").pvalue > 1e-3
+    for column in p.T:
+        assert abs(float(torch.corrcoef(torch.stack([column, together[:, 0]]))[0, 1])) < 0.06
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +204,29 @@ def test_few_examples_of_a_client_use_the_threshold_of_all():
     assert run.sets(test.client(1), coverage=0.7, client=1).threshold == run.calibration.threshold(0.7)
 
 
+def test_a_client_with_too_few_examples_for_a_coverage_uses_the_threshold_of_all():
+    few, many = torch.rand(60).double(), torch.rand(300).double()
+    found = calibration(few, many).with_own("a", calibration(few).counts)
+    assert found.threshold(0.9, "a").guarantee == "at least 0.9 of the examples of 'a' are covered"
+    assert found.threshold(0.99, "a") == found.threshold(0.99)
+
+
+def test_a_new_client_calibrates_itself(clouds):
+    """The sets are those of its own belief, and no other client's."""
+    task, train, held, test = clouds
+    infer = cs.inference.Identity(SGD)
+    run = cs.fit(cs.PartialPooling(infer), task, train, rounds=2, engine=ENGINE, progress=False)
+    run.calibrate(held.client(0))
+    found = run.sets(test.client(0))
+    wanted = prediction_sets(run.network, run.newcomer(), run.calibration, test.client(0))
+    assert torch.equal(found.members, wanted.members)
+    assert found.guarantee.endswith("where the calibration examples come are covered; this holds for no other client")
+    with pytest.raises(DataError, match="the calibration is of a new client's examples, and '1' predicts with a"):
+        run.sets(test.client(1), client=1)
+    run.calibrate(cs.Federation.from_silos({"Zug": held.client(0)[:20]}))
+    assert run.calibration.threshold(0.9, "Zug").guarantee == "at least 0.9 of the examples of 'Zug' are covered"
+
+
 def test_intervals_of_numbers_cover_though_the_noise_is_wrong():
     """The task takes the noise to be 1, and it is 0.1: naive intervals are ten times too wide."""
     task, whole = linear((150, 200, 120), names=("a", "b", "c"))
@@ -229,6 +264,9 @@ def test_what_cannot_be_calibrated_is_refused(clouds):
     for same in (train, train.data):
         with pytest.raises(DataError, match="the calibration examples are training examples too"):
             cs.fit(cs.FedAvg(), task, train, rounds=1, calibration=same, progress=False)
+    for use in ("validation", "test"):
+        with pytest.raises(DataError, match=f"the calibration examples are {use} examples too"):
+            cs.fit(cs.FedAvg(), task, train, rounds=1, calibration=held, progress=False, **{use: held})
     few = cs.Federation.from_silos({"a": held.client(0)[:5]})
     with pytest.raises(DataError, match="need at least 9 calibration examples of 1 client, and there are 5"):
         cs.fit(cs.FedAvg(), task, train, rounds=1, calibration=few, progress=False)
@@ -241,6 +279,24 @@ def test_what_cannot_be_calibrated_is_refused(clouds):
         alone.calibrate(held.client(0))
     with pytest.raises(DataError, match="score must be one of lac, aps, got 'raps'"):
         alone.calibrate(held, score="raps")
+    with pytest.raises(DataError, match=r"the module cannot take examples of data, of shape \(1,\)"):
+        alone.calibrate((torch.zeros(20, 1), torch.zeros(20, dtype=torch.int64)))
+    alone.calibrate(held)
+    with pytest.raises(DataError, match=r"the module cannot take examples of data, of shape \(1,\)"):
+        alone.sets(torch.zeros(20, 1), client=0)
+    with pytest.raises(ConfigError, match=r"coverage must be a number, got '0\.9'"):
+        alone.sets(held.client(0), client=0, coverage="0.9")
+
+
+def test_sets_take_one_target_for_each_prediction(clouds):
+    task, train, held, test = clouds
+    run = cs.fit(cs.FedAvg(SGD), task, train, rounds=1, engine=ENGINE, progress=False)
+    run.calibrate(held)
+    y, found = test.client(0).y, run.sets(test.client(0))
+    with pytest.raises(DataError, match=f"y must be the targets of the {len(y)} predictions, and has 3"):
+        found.covers(y[:3])
+    with pytest.raises(DataError, match="y must be the numbers of 3 classes, from 0"):
+        found.covers(y - 1)
 
 
 def test_a_calibration_is_a_record(clouds):

@@ -1,12 +1,14 @@
 """Clients that are forgotten, or join after the run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import consilience as cs
-from consilience.core.errors import ConsilienceError, DataError
+from consilience.core.errors import ConfigError, ConsilienceError, DataError
 from consilience.evaluation.shift import estimate_shift
-from support.scenarios import linear
+from support.scenarios import blobs, linear
 
 ENGINE = cs.Simulator(device="cpu", precision="float64", chunk=4, workers=1)
 NAMES = ["Basel", "Bern", "Genf", "Chur"]
@@ -48,6 +50,16 @@ def test_a_forgotten_client_was_never_there_in_the_conjugate_case(world, method)
 def test_a_client_that_joins_late_was_always_there_in_the_conjugate_case(world, method):
     run = fit(method, world)
     late = fit(method, (world[0], others(world[1], "Basel"))).join("Basel", world[1].client("Basel"))
+    assert_same(late.posterior, run.posterior)
+    assert_same(late.personal("Basel"), run.personal("Basel"))
+
+
+@both
+def test_a_client_that_joins_learns_without_damping(world, method):
+    """It learns alone: with damping, most of its factor would still be that of no data."""
+    slow = replace(method, damping=0.3)
+    run = fit(slow, world, 100)
+    late = fit(slow, (world[0], others(world[1], "Basel")), 100).join("Basel", world[1].client("Basel"))
     assert_same(late.posterior, run.posterior)
     assert_same(late.personal("Basel"), run.personal("Basel"))
 
@@ -104,6 +116,16 @@ def test_changes_need_the_test_data_of_clients(world):
     run = fit(POOLING, world)
     with pytest.raises(DataError, match="pass test=, a Federation"):
         cs.runs.changes(run, run.forget("Basel"))
+    with pytest.raises(DataError, match="pass test=, a Federation"):
+        cs.runs.changes(run, run.forget("Basel"), world[1].client("Bern"))
+
+
+def test_arrays_join_clients_whose_classes_have_names():
+    task, train, _ = blobs(4)
+    run = fit(cs.FedEP(cs.inference.Identity(cs.SGD(lr=0.1))), (task, train))
+    late = run.join("Zug", (train.client(0).x.numpy(), train.client(0).y.numpy()))
+    assert late.federation.data.classes == train.data.classes
+    assert late.federation.number("Zug") == 4
 
 
 def test_what_cannot_be_forgotten_or_joined_is_refused(world):
@@ -116,6 +138,12 @@ def test_what_cannot_be_forgotten_or_joined_is_refused(world):
         fit(cs.FedAvg(), world).forget("Basel")
     with pytest.raises(ConsilienceError, match="cannot join a run of FedAvg"):
         fit(cs.FedAvg(), world).join("Zug", world[1].client("Basel"))
+    with pytest.raises(ConfigError, match="rounds must be at least 0, got -1"):
+        run.forget("Basel", rounds=-1)
+    with pytest.raises(ConfigError, match="client must be a whole number or a string, got None"):
+        run.forget(None)
+    with pytest.raises(ConfigError, match="name must be a string, got 5"):
+        run.join(5, world[1].client("Basel"))
     alone = fit(EP, (world[0], cs.Federation.from_silos({"Basel": world[1].client("Basel")})))
     with pytest.raises(DataError, match="the only client"):
         alone.forget("Basel")
@@ -140,3 +168,7 @@ def test_without_a_shift_predictions_stay_and_absent_classes_stay_absent():
     torch.testing.assert_close(shift.new.float(), torch.tensor([0.45, 0.55, 0.0]), rtol=0, atol=0.02)
     with pytest.raises(DataError, match="probabilities of 2 classes"):
         estimate_shift(p, torch.tensor([1, 1]))
+    with pytest.raises(DataError, match="probabilities of 3 classes"):
+        shift(p[:, :1])
+    with pytest.raises(DataError, match="from unlabelled inputs, and there are none"):
+        estimate_shift(p[:0], torch.tensor([45, 55, 0]))
