@@ -15,7 +15,7 @@ from consilience.algorithms.base import Algorithm
 from consilience.core import keys
 from consilience.core.errors import RecordError
 from consilience.core.records import Addressed, Tree, nbytes, pack, to, tree_map
-from consilience.engines import Share, States, encoding_of, part_of, refused_clients, template_of
+from consilience.engines import Share, States, part_of, refused_clients, template_of
 from consilience.flower.coordinator import Coordinator
 from consilience.flower.folding import Folded, OneByOne, Spill, Updates
 from consilience.flower.messages import (
@@ -31,7 +31,7 @@ from consilience.flower.messages import (
 from consilience.flower.registry import Registry, RemoteFederation
 from consilience.flower.states import RemoteStates
 from consilience.flower.updates import LARGE, LARGEST, check_update, magnitude
-from consilience.secure import Encoding
+from consilience.secure import Encoding, Fold
 from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
@@ -40,12 +40,12 @@ log = logging.getLogger("consilience")
 @dataclass(frozen=True)
 class Template:
     """An update with the right types and shapes, the names of the notes that come with it, the most bytes that it can
-    have, and the integers by which updates are added; None if they are not."""
+    have, and the integers that stand for it in a secure sum."""
 
     update: Tree
     notes: frozenset[str]
     longest: int
-    encoding: Encoding | None
+    encoding: Encoding | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ class Exchange:
         one, notes = template_of(
             self.algorithm, self.task, self.federation, server, states, ids, seed=self.seed, cohort=self.cohort
         )
-        encoding = encoding_of(one, self.federation, self.cohort) if self.algorithm.additive else None
-        return Template(one, notes, longest_record(one), encoding)
+        return Template(one, notes, longest_record(one))
 
     @contextmanager
     def attempt(
@@ -132,12 +131,12 @@ class Exchange:
     def _updates(self, server: Tree, template: Template) -> Updates:
         """What takes the updates of an attempt. They are needed again if the method may refuse some, if clients' states
         follow from them, or if the server's own numbers are so large that the largest updates may have to go."""
-        if template.encoding is None:
+        if not self.algorithm.additive:
             return OneByOne()
         kind = type(self.algorithm)
         judged, followed = kind.refusals is not Algorithm.refusals, kind.follow is not Algorithm.follow
         again = judged or followed or not magnitude(server) <= LARGE
-        return Folded(template.encoding, Spill(self.folder, template.update), again)
+        return Folded(Fold(template.update, self.cohort), Spill(self.folder, template.update), again)
 
     def _take(self, updates: Updates, client: int, update: Tree) -> None:
         try:

@@ -14,7 +14,7 @@ from consilience.core.files import below, explained, named, private_folder, read
 from consilience.core.records import Tree, tree_map
 from consilience.core.seals import seal, unseal
 from consilience.flower.updates import LARGE, magnitude
-from consilience.secure import Encoding, Fold
+from consilience.secure import Fold
 
 FOLDER = "arriving"
 
@@ -99,16 +99,16 @@ class Folded(Updates):
     """One sum in fixed point, whose memory does not grow with the number of clients. An update that may be needed again
     is written to a file: all updates if `again`, else those so large that the server may have to drop them."""
 
-    def __init__(self, encoding: Encoding, spill: Spill, again: bool) -> None:
+    def __init__(self, fold: Fold, spill: Spill, again: bool) -> None:
         super().__init__()
-        self._fold, self._spill, self._again = Fold(encoding), spill, again
+        self._fold, self._spill, self._again = fold, spill, again
 
     def __exit__(self, *_: object) -> None:
         self._spill.clear()
 
     def _take(self, client: int, update: Tree, size: float) -> None:
-        if beyond := self._fold.encoding.beyond(tree_map(lambda leaf: leaf.unsqueeze(0), update)):
-            raise RecordError(beyond[0])
+        if reason := self._fold.beyond(update):
+            raise RecordError(reason)
         if self._again or size > LARGE:
             self._spill.write(client, update)
         self._fold.add(update)

@@ -18,6 +18,8 @@ from consilience.core.records import Tree, Weighted, leaves, parts, tree_map
 BITS = 62  # of a sum, beside the sign: |Σ| ≤ 2⁶²
 REACH = 2.0**14
 ROUNDING = 1e-6  # by which a weight in float32 may exceed the number of examples that it is
+WIDEST = 2.0**56  # the largest number that a `Fold` adds
+FINE = 48  # further bits of a number in a `Fold`
 BLOCK = 1 << 20  # numbers that are converted at once
 
 
@@ -115,15 +117,28 @@ class Encoding:
 
 
 class Fold:
-    """A sum of updates in fixed point. Whatever the order in which they are added and taken away, the sum is the same,
-    and it takes as much memory as one update."""
+    """A sum of updates that are added as they come. Whatever the order in which they are added and taken away, the sum
+    is the same, and it takes as much memory as four updates in float32.
 
-    def __init__(self, encoding: Encoding) -> None:
-        self.encoding = encoding
-        self.total: Tree = tree_map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.int64), encoding.template)
+    A number x is two integers, round(x · 2^e) and what is left of it times 2^`FINE`. e follows from the number of
+    `clients` K: x may be as large as 2^56, and a sum of K updates has an error of at most K² · 2^−54."""
+
+    def __init__(self, template: Tree, clients: int) -> None:
+        self._template, self._exponent = template, BITS - math.frexp(clients * WIDEST)[1]
+        self.coarse, self.fine = (
+            tree_map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.int64), template) for _ in range(2)
+        )
+
+    def beyond(self, update: Tree) -> str:
+        """Why an update cannot be added; empty if it can."""
+        for name, leaf in leaves(update):
+            size = float(leaf.detach().abs().max()) if leaf.numel() else 0.0
+            if not size <= WIDEST:
+                return f"its update's {name} has a number of size {size:.3g}, and sums are made up to {WIDEST:.1g}"
+        return ""
 
     def add(self, update: Tree) -> None:
-        """Add a client's update, which lies within bounds."""
+        """Add a client's update."""
         self._fold(update, 1)
 
     def remove(self, update: Tree) -> None:
@@ -131,12 +146,37 @@ class Fold:
         self._fold(update, -1)
 
     def _fold(self, update: Tree, sign: int) -> None:
-        exponents = iter(self.encoding.exponents.values())
-        tree_map(lambda total, leaf: _add_integers(total, leaf, next(exponents), sign), self.total, update)
+        tree_map(lambda a, b, leaf: _fold_leaf(a, b, leaf, self._exponent, sign), self.coarse, self.fine, update)
 
     def value(self) -> Tree:
         """The sum."""
-        return self.encoding.decode(self.total)
+        return tree_map(lambda a, b, like: _folded(a, b, like, self._exponent), self.coarse, self.fine, self._template)
+
+
+def _fold_leaf(coarse: Tensor, fine: Tensor, leaf: Tensor, exponent: int, sign: int) -> None:
+    """Add a leaf's integers in place, in blocks: a large leaf needs no copy of its size."""
+    if not leaf.is_floating_point():
+        coarse.add_(leaf.detach().cpu(), alpha=sign)
+        return
+    into, rest, parts = coarse.view(-1), fine.view(-1), leaf.detach().cpu().reshape(-1)
+    for start in range(0, len(parts), BLOCK):
+        block = slice(start, start + BLOCK)
+        scaled = parts[block].double() * 2.0**exponent
+        whole = scaled.round()
+        into[block].add_(whole.to(torch.int64), alpha=sign)
+        rest[block].add_(((scaled - whole) * 2.0**FINE).round_().to(torch.int64), alpha=sign)
+
+
+def _folded(coarse: Tensor, fine: Tensor, like: Tensor, exponent: int) -> Tensor:
+    """The numbers of a leaf of a sum."""
+    if not like.is_floating_point():
+        return coarse.to(like.dtype)
+    found = torch.empty(coarse.shape, dtype=like.dtype)
+    into, parts, rest = found.view(-1), coarse.view(-1), fine.view(-1)
+    for start in range(0, len(into), BLOCK):
+        block = slice(start, start + BLOCK)
+        into[block] = (parts[block].double() + rest[block].double() * 2.0**-FINE) * 2.0**-exponent
+    return found
 
 
 def _integers(leaf: Tensor, exponent: int) -> Tensor:
@@ -153,14 +193,6 @@ def _floats(integers: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
         block = slice(start, start + BLOCK)
         into[block] = parts[block].double() * 2.0**-exponent
     return found
-
-
-def _add_integers(total: Tensor, leaf: Tensor, exponent: int, sign: int) -> None:
-    """Add a leaf's integers to `total` in place, in blocks: a large leaf needs no copy of its size."""
-    into, parts = total.view(-1), leaf.detach().cpu().reshape(-1)
-    for start in range(0, len(parts), BLOCK):
-        block = slice(start, start + BLOCK)
-        into[block].add_(_integers(parts[block], exponent), alpha=sign)
 
 
 def _bounds(tree: Tree, largest: int, examples: int, reach: float) -> Iterator[float]:
