@@ -27,6 +27,7 @@ from consilience.flower.coordinator import Coordinator
 from consilience.flower.deployment.create import write_app
 from support.deployment import SILOS, SITES, config_table, new_app, own_files_forgotten, simulation_config
 from support.flower_grid import MemoryGrid, unhurried
+from support.secure_sums import proofs
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def forget():
 def serve(tmp_path, monkeypatch):
     """Runs an app's server with three sites in memory, up to each of the given rounds; returns the run's directory."""
 
-    def serve(app, *rounds):
+    def serve(app, *rounds, settings=lambda name: {}):
         monkeypatch.syspath_prepend(str(app))
         components = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
         modules = {half: components[half].partition(":") for half in ("serverapp", "clientapp")}
@@ -48,7 +49,8 @@ def serve(tmp_path, monkeypatch):
         assert isinstance(client, ClientApp)
         grid, out = MemoryGrid(), tmp_path / "run"
         for name in SITES:
-            grid.start(client, site=name, data=str(SILOS / f"{name}.csv"), states=str(tmp_path / "states"))
+            grid.start(client, site=name, data=str(SILOS / f"{name}.csv"), states=str(tmp_path / "states"),
+                       **settings(name))  # fmt: skip
         with unhurried() as patch:
             patch.setattr(flower_app, "Coordinator", partial(Coordinator, clock=grid.clock, sleep=grid.sleep))
             for last in rounds:
@@ -94,6 +96,19 @@ def test_both_apps_of_a_new_folder_learn_what_a_simulation_learns(tmp_path, serv
     assert f'"{score}"' in (out / "evaluation.json").read_text()
     stored = {file.parent.name.partition("-")[0] for file in (tmp_path / "states").rglob("*.safetensors")}
     assert stored == set(SITES)
+
+
+def test_an_app_with_secure_sums_learns_what_it_learns_without(tmp_path, serve):
+    app = new_app(tmp_path / "silos", 'algorithm={name="FedEP", lr=0.3}', "engine.precision=float64")
+    config = app / "silos_app" / "config.toml"
+    config.write_text(config.read_text().replace("[federation]", "[federation]\nsecure = true"))
+    out = serve(app, 2, settings=proofs)
+    for (_, a), (_, b) in zip(
+        records.leaves(cs.load_posterior(out)), records.leaves(simulated(app).posterior), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    assert "secure sums" in (out / "run.json").read_text()
+    assert '"clients": []' in (out / "evaluation.json").read_text()
 
 
 def test_an_app_with_a_model_and_method_of_ones_own_runs(tmp_path, forget, serve):

@@ -114,6 +114,7 @@ class _Sites(_Section):
     timeout: Positive = 600.0
     patience: Positive = 3600.0
     max_examples: Count | None = None
+    secure: bool = False
     inputs: list[Count] | None = None  # of tables, their preparation tells
     outputs: Count
     classes: list[str] = []

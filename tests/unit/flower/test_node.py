@@ -2,11 +2,12 @@
 
 import httpx
 import pytest
+from flwr.common.config import parse_config_args
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
 
 from consilience.core.errors import ConfigError
 from consilience.flower.deployment import node
-from consilience.flower.deployment.node import FORGOTTEN, SiteClient, run_node
+from consilience.flower.deployment.node import FORGOTTEN, SiteClient, _with_files, run_node
 
 
 @pytest.fixture
@@ -64,3 +65,13 @@ def test_a_server_that_cannot_be_reached_is_named(server, caplog):
 def test_a_node_needs_all_of_its_certificates(tmp_path):
     with pytest.raises(ConfigError, match="needs all of --authority, --certificate and --key"):
         run_node(9094, [], key=tmp_path / "key")
+
+
+@pytest.mark.parametrize("options", [[], ["--node-config", 'site="north"', "--verbose"]])
+def test_the_site_signs_secure_sums_with_the_files_of_the_node(options, tmp_path):
+    files = {name: tmp_path / name for name in ("authority", "certificate", "key")}
+    found = _with_files(options, **files)
+    settings = parse_config_args([found[found.index("--node-config") + 1]])
+    assert {name: settings[name] for name in files} == {name: str(path) for name, path in files.items()}
+    assert settings.get("site") == ("north" if options else None)
+    assert found.count("--node-config") == 1

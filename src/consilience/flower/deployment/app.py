@@ -91,6 +91,7 @@ class DeployedApp:
                 device=config.engine.device,
                 name=sites.name,
                 classes=tuple(sites.classes),
+                secure=sites.secure,
             )
 
         return app

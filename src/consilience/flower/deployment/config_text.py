@@ -7,7 +7,8 @@ import tomli_w
 
 _COMMENTS = {
     "federation": "The sites of a run and the form of their examples. timeout: seconds that the sites of a round\n"
-    "have; patience: seconds that the server waits for sites before it gives up.",
+    "have; patience: seconds that the server waits for sites before it gives up. With secure = true the server\n"
+    "learns sums over sites and no answer of a single one (docs/trust.md).",
     "site": "The arguments of `load` in site_data.py, the same at every site.",
     "run": "rounds, seed and out are in pyproject.toml; ./run.sh --run-config 'rounds=50' overrides them.",
     "engine": "For the server. The device of a site is a setting of its node.",

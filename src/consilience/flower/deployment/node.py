@@ -1,6 +1,7 @@
 """Starts a site's SuperNode. It shows the site's certificate to the gate, waits while the server counts an earlier node
 as online, and hands its work to its own processes only."""
 
+import json
 import logging
 import os
 import secrets
@@ -95,7 +96,7 @@ def run_node(
             raise ConfigError("a node with a key needs all of --authority, --certificate and --key")
         SiteClient.tls = client_tls(authority, certificate, key)
         trust = ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
-        options = [*trust, *options]
+        options = [*trust, *_with_files(options, authority=authority, certificate=certificate, key=key)]
     if "--node-config" in options:
         settings = parse_config_args([options[options.index("--node-config") + 1]])
         if SETTING in settings:
@@ -112,6 +113,17 @@ def run_node(
         set_up_logs()
     sys.argv = ["flower-supernode", "--port", str(port), "--isolation", "process", *proof, *options]
     flower_supernode()
+
+
+def _with_files(options: Sequence[str], **files: Path) -> list[str]:
+    """The options with the paths of these files among the node's settings: secure sums are signed with the same key."""
+    found = list(options)
+    settings = " ".join(f"{name}={json.dumps(str(path.absolute()))}" for name, path in files.items())
+    if "--node-config" in found:
+        at = found.index("--node-config") + 1
+        found[at] = f"{found[at]} {settings}"
+        return found
+    return [*found, "--node-config", settings]
 
 
 def client_tls(authority: Path, certificate: Path, key: Path) -> ssl.SSLContext:
