@@ -247,8 +247,18 @@ class Task(ABC):
     def features_one(
         self, theta: Tensor, x: Tree, key: Tensor | None = None, w: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """One client's (input of the last linear layer, one vector an example; output)."""
-        return self.networks.features(theta, x, key, w)
+        """One client's (input of the last linear layer, one vector an example; output). If the layer sees several
+        vectors of an example, as those of a sequence, the first is their mean, over the places that exist if the output
+        has lengths."""
+        seen, output = self.networks.features(theta, x, key, w)
+        if seen.dim() == 2:
+            return seen, output
+        places = None if self._likelihood is None else self._likelihood.places(output)
+        if places is None or places.shape != seen.shape[:2]:
+            return seen.flatten(1, -2).mean(1), output
+        there = places.unsqueeze(-1)
+        total = torch.where(there, seen, torch.zeros_like(seen)).sum(1)
+        return total / there.sum(1).clamp_min(1), output
 
     def gradient(self, loss: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
         """For `loss(task, θ, *own, *shared)` of one client: (gradient in θ [K, P], loss [K]) of a cohort,
