@@ -157,6 +157,23 @@ class Task(ABC):
         """The network of a part, with its initial weights."""
         return self.layout.parts[name].module
 
+    @property
+    def played(self) -> int:
+        """The number of parameters of the task's own networks; those that a method appends come after them."""
+        return int(self.slice().stop)
+
+    def samples(self, theta: Tensor) -> list[Tensor]:
+        """All weights [..., P] in blocks by posterior sample [..., count, m]: one sample, unless the task has more."""
+        return [theta[..., : self.played].unsqueeze(-2)]
+
+    def one(self, theta: Tensor) -> Tensor:
+        """The weights of one sample [..., M], the mean over all [..., P]."""
+        return theta[..., : self.played]
+
+    def all(self, value: Tensor) -> Tensor:
+        """The same weights for every sample: [..., M] to [..., P]."""
+        return value
+
     def initial(self) -> Tensor:
         return self.layout.initial().to(self.device, self.dtype)
 

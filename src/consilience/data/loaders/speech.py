@@ -138,7 +138,7 @@ def dataset(found: Features, normalise: Normalise, alphabet: str | None, name: s
     index = {speaker: number for number, speaker in enumerate(speakers)}
     owner = torch.tensor([index[speaker] for speaker in found.speakers])
     rows = torch.arange(len(owner)) if normalise == "utterance" else owner
-    values = _normalised(found.values, rows.repeat_interleave(found.sizes))
+    values = normalised(found.values, rows.repeat_interleave(found.sizes))
     return Dataset(
         Ragged.from_values(values, starts(found.sizes), lengths="lengths"),
         Ragged([[number[character] for character in text] for text in found.texts], padding=-1),
@@ -149,7 +149,7 @@ def dataset(found: Features, normalise: Normalise, alphabet: str | None, name: s
     )
 
 
-def _normalised(values: Tensor, group: Tensor) -> Tensor:
+def normalised(values: Tensor, group: Tensor) -> Tensor:
     """Values [N, bands] with mean 0 and variance 1 within each group [N], in half precision."""
     count = torch.bincount(group).clamp_min(1).double()[:, None]
     x = values.double()
