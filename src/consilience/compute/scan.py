@@ -1,7 +1,8 @@
 """Recurrences over time whose steps are elementwise: a few operations a step, forward and backward, also in a cohort.
 
 Plain code records every operation of every step for the gradient, and inside `vmap` each one passes through Python.
-These functions record one operation for a whole sequence; `vmap` puts the clients in front of the other axes.
+These functions record one operation for a whole sequence; `vmap` puts the clients in front of the other axes. On a GPU
+a sequence is one kernel.
 """
 
 from typing import Any
@@ -36,6 +37,10 @@ def _in_front(dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
+        if b.is_cuda:
+            from consilience.compute.kernels.scan import linear_scan as kernel
+
+            return kernel(*(x.reshape(-1, *b.shape[-2:]) for x in (a, b))).view(b.shape)  # type: ignore[no-any-return]
         last, out = torch.zeros_like(b[..., 0, :]), []
         for now, plus in zip(a.unbind(-2), b.unbind(-2), strict=True):
             last = torch.addcmul(plus, now, last)
@@ -67,6 +72,11 @@ def _linear_back(a: Tensor, grad: Tensor) -> Tensor:
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(new: Tensor, forget: Tensor, v: Tensor) -> Tensor:
+        if new.is_cuda:
+            from consilience.compute.kernels.scan import gated_scan as kernel
+
+            found = kernel(*(x.reshape(-1, *new.shape[-2:]) for x in (new, forget)), v.reshape(-1, v.shape[-1]))
+            return found.view(new.shape)  # type: ignore[no-any-return]
         c, out = torch.zeros_like(new[..., 0, :]), []
         for x, a in zip(new.unbind(-2), forget.unbind(-2), strict=True):
             c = torch.lerp(x, c, torch.addcmul(a, v, c).sigmoid_())
