@@ -181,15 +181,16 @@ def check(options: argparse.Namespace) -> None:
         federation = at.federation.pooled() if part == "pooled" else at.federation
         for device in devices:
             task, held = at.task.prepare(device), federation.to(device)
-            cohort = cs.Cohort(held, held.sizes.argsort(descending=True)[:k], round=1, round_size=k, seed=0)
+            cohort = cs.data.Cohort(held, held.sizes.argsort(descending=True)[:k], round=1, round_size=k, seed=0)
             _, batch = next(cohort.epoch(0, mine.train.batch_size))
-            theta, gradient = task.initial().expand(k, -1), task.gradient()
+            theta, gradient = task.initial().expand(len(cohort), -1), task.gradient()
             for n in range(6 if device == "cuda" else 1):
                 if n == 1:
                     torch.cuda.synchronize()
                     start = time.perf_counter()
                 found[device] = gradient(theta, batch)[0].cpu()
             if device == "cuda":
+                torch.cuda.synchronize()
                 ms, most = 200 * (time.perf_counter() - start), torch.cuda.max_memory_allocated() / 2**30
                 gap = float((found["cuda"] - found["cpu"]).norm() / found["cpu"].norm())
                 print(f"{part} {method}, {k} clients: apart by {gap:.1e}, {ms:.0f} ms a step, {most:.1f} GiB", flush=True)
