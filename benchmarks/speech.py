@@ -6,9 +6,9 @@
     python benchmarks/speech.py run runs/quick --quick         # small networks and few rounds, on any machine
     python benchmarks/speech.py table rows.jsonl               # the tables of docs/results/speech.md
 
-A row is a method and a seed, in a process of its own; `--side` of them run at once, the most important ones first. A row
-that is stopped goes on from its checkpoint at the next call. A finished row is one line of JSON, on the output and in
-rows.jsonl of the directory; `--known` names a file with the lines of earlier calls, which are not run again. One
+A row is a method and a seed, in a process of its own; `--side` of them run at once, the most important ones first. A
+row that is stopped goes on from its checkpoint at the next call. A finished row is one line of JSON, on the output and
+in rows.jsonl of the directory; `--known` names a file with the lines of earlier calls, which are not run again. One
 process leaves a part of a GPU idle; with NVIDIA's MPS running (`nvidia-cuda-mps-control -d`) several share it well.
 """
 
@@ -44,6 +44,7 @@ TITLES = {
     "gan": "EP-GAN, 16 clients",
 }
 FEDERATED = [name for name in fednp_speech.methods(Speech()) if name != "Pooled"]
+CHECKED = (("pooled", "SRU", 1), ("groups", "FedAvg", 16), ("speakers", "FedAvg", 74), ("pooled", "GRU", 1))
 GANS = [name for name in epgan_speech.methods(Speech()) if name != epgan_speech.PLAIN]  # that one is FedAvg
 
 
@@ -175,7 +176,7 @@ def prepare(options: argparse.Namespace) -> None:
 def check(options: argparse.Namespace) -> None:
     """The gradient of FedAvg's first batch on the GPU and on the CPU, and the milliseconds of a step."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    for part, method, k in (("pooled", "SRU", 1), ("groups", "FedAvg", 16), ("speakers", "FedAvg", 74), ("pooled", "GRU", 1)):
+    for part, method, k in CHECKED:
         mine, found = study(Row(part, method, 0), options), {}
         at = mine.setting(0)
         federation = at.federation.pooled() if part == "pooled" else at.federation
@@ -193,7 +194,7 @@ def check(options: argparse.Namespace) -> None:
                 torch.cuda.synchronize()
                 ms, most = 200 * (time.perf_counter() - start), torch.cuda.max_memory_allocated() / 2**30
                 gap = float((found["cuda"] - found["cpu"]).norm() / found["cpu"].norm())
-                print(f"{part} {method}, {k} clients: apart by {gap:.1e}, {ms:.0f} ms a step, {most:.1f} GiB", flush=True)
+                print(f"{part} {method}, {k} clients: apart by {gap:.1e}, {ms:.0f} ms a step, {most:.1f} GiB")
                 torch.cuda.reset_peak_memory_stats()
 
 
@@ -232,7 +233,8 @@ def _row(name: str, lines: list[dict], gaps: list[float]) -> None:
     rest = [cell([line.get(m) for line in lines], 3) for m in ("ece", "brier")]
     wer, cer, worst = (cell(values, 1) for values in shown)
     seconds = cell([line["seconds"] for line in lines], 0)
-    print(f"| {name} | {len(lines)} | {wer} | {cell(gaps, 1, '+')} | {cer} | {worst} | {' | '.join(rest)} | {seconds} |")
+    cells = (name, str(len(lines)), wer, cell(gaps, 1, "+"), cer, worst, *rest, seconds)
+    print(f"| {' | '.join(cells)} |")
 
 
 def main() -> None:
@@ -245,9 +247,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--methods", nargs="+", help="all unless told")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--pooled-rounds", type=int, default=16, help="of five epochs")
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=Speech().rounds)
+    parser.add_argument("--pooled-rounds", type=int, default=Speech().pooled_rounds, help="of five epochs")
+    parser.add_argument("--hidden", type=int, default=Speech().hidden)
     parser.add_argument("--known", help="a file with the lines of earlier calls")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--row", help=argparse.SUPPRESS)

@@ -14,13 +14,13 @@ from torch import Tensor
 def gated_scan(new: Tensor, forget: Tensor, v: Tensor) -> Tensor:
     """c [..., T, H] with c_t = f_t c_{t−1} + (1 − f_t) x_t, f_t = σ(a_t + v c_{t−1}) and c_0 = 0, for x = `new` and
     a = `forget` [..., T, H] and v [H]. It may be differentiated twice."""
-    found: Tensor = _Gated.apply(new, forget, v)
+    found: Tensor = _Gated.apply(new, forget, v)  # type: ignore[no-untyped-call]
     return found
 
 
 def linear_scan(a: Tensor, b: Tensor) -> Tensor:
     """y [..., T, H] with y_t = a_t y_{t−1} + b_t and y_0 = 0."""
-    found: Tensor = _Linear.apply(a, b)
+    found: Tensor = _Linear.apply(a, b)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -52,7 +52,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, y = ctx.saved_tensors
         g = _linear_back(a, grad)
         return g * _before(y), g
@@ -88,7 +88,7 @@ class _Gated(torch.autograd.Function):
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         new, forget, v, c = ctx.saved_tensors
         last = _before(c)
         wide = v if v.dim() == 1 else v.unsqueeze(-2)

@@ -97,7 +97,8 @@ class SpecAugment:
         drawn = _uniform(self, key, 2 * stripes * batch).view(clients, batch, stripes, 2)
         whole = lengths.unsqueeze(-1).to(drawn.dtype)
         time_width = (self.longest * whole).clamp(max=self.time_width)
-        band = _stripes(drawn[..., : self.bands, :], drawn.new_tensor(min(self.band_width, features)), features, features)
+        band_width = drawn.new_full((), min(self.band_width, features))
+        band = _stripes(drawn[..., : self.bands, :], band_width, features, features)
         time = _stripes(drawn[..., self.bands :, :], time_width, whole, steps)
         return values.masked_fill(time.unsqueeze(-1) | band.unsqueeze(-2), 0.0), lengths
 
@@ -106,8 +107,8 @@ class SpecAugment:
 
 
 def _stripes(drawn: Tensor, width: Tensor, whole: Tensor | float, size: int) -> Tensor:
-    """Places [..., size] that lie in any of M stripes, by two uniform numbers each [..., M, 2]: a width of up to `width`
-    of `whole` places, and a start."""
+    """Places [..., size] that lie in any of M stripes, by two uniform numbers each [..., M, 2]: a width of up to
+    `width` of `whole` places, and a start."""
     widths = (drawn[..., 0] * (width + 1)).floor()
     starts = (drawn[..., 1] * (whole - widths + 1)).floor().unsqueeze(-1)
     place = torch.arange(size, device=drawn.device)

@@ -23,7 +23,7 @@ class SRU(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        ends = []
+        ends: list[Tensor] = []
         for ways in self.cells:
             x, last = _layer(x, *ways)  # type: ignore[misc]
             ends += last

@@ -17,7 +17,7 @@ from consilience.core import TaskError, keys
 from consilience.data import Batch, Dataset, Federation, Ragged
 from consilience.data.loaders.speech import normalised
 from consilience.metrics import PrecisionRecall
-from consilience.models import mlp_generator
+from consilience.models import mlp_discriminator, mlp_generator
 from consilience.optim import Adam
 from consilience.recipes.base import Options, Recipe, finished, published, seeded
 from consilience.recipes.fednp_speech import compared_on
@@ -32,9 +32,10 @@ PLAIN, EP_PLAIN, PROB, EP, EP_EP = "SRU", "SRU (EP)", "SRU, ProbGAN", "SRU, EP-P
 PAPER = published({name: {WER: rate} for name, rate in ((PLAIN, 0.686), (PROB, 0.669), (EP, 0.662), (EP_EP, 0.643))})
 ABOUT = (
     "GANs learn windows of frames at all clients without labels; the last hidden layer of their discriminators then "
-    "gives every frame further features, which are joined to the acoustic model's input. All rows average the acoustic "
-    "model as FedAvg does; “(EP)” adds the EP prior on its weights. In the paper GAN and acoustic model learn together; "
-    "here one after the other. The paper's figures are of another corpus, CHiME-5: only differences can be compared."
+    "gives every frame further features, which are joined to the acoustic model's input. All rows average the "
+    "acoustic model as FedAvg does; “(EP)” adds the EP prior on its weights. In the paper GAN and acoustic model learn "
+    "together; here one after the other. The paper's figures are of another corpus, CHiME-5: only differences can be "
+    "compared."
 )
 
 
@@ -61,15 +62,15 @@ class EPAveraging(EPGAN):
             signal = nn.Sequential(nn.Linear(features, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 1))
         return task.extend(**{SIGNAL: signal})
 
-    def game(self, task: Task, theta: Tensor, batch: Batch, past: Tensor) -> Tensor:  # type: ignore[override]
+    def game(self, task: Task, theta: Tensor, batch: Batch, past: Tensor) -> Tensor:
         """The acoustic model's own loss."""
         return task.loss_one(theta, batch)
 
 
 @dataclass(frozen=True)
 class Gans:
-    """The GANs: windows of `context` frames every `every` frames; the discriminator's last hidden layer has `bottleneck`
-    units."""
+    """The GANs: windows of `context` frames every `every` frames; the discriminator's last hidden layer has
+    `bottleneck` units."""
 
     context: int = 9
     every: int = 3
@@ -88,13 +89,17 @@ class Gans:
     def task(self, bands: int, seed: int) -> Adversarial:
         """The GAN with the initial weights of a seed."""
         size = (self.context * bands,)
-        widths = (*size, self.hidden, self.hidden, self.bottleneck)
-        generator = seeded(seed, lambda: mlp_generator(self.latent, size, (self.hidden, self.hidden)))
-        discriminator = seeded(seed, lambda: _discriminator(widths))
+        hidden = (self.hidden, self.hidden)
+        generator = seeded(seed, lambda: mlp_generator(self.latent, size, hidden))
+        discriminator = seeded(seed, lambda: mlp_discriminator(size, (*hidden, self.bottleneck)))
         return Adversarial(
-            generator, discriminator, latent=self.latent, generators=self.samples, discriminators=self.samples,
+            generator,  # type: ignore[arg-type]
+            discriminator,  # type: ignore[arg-type]
+            latent=self.latent,
+            generators=self.samples,
+            discriminators=self.samples,
             judges=(PrecisionRecall(count=self.judged),),
-        )  # fmt: skip
+        )
 
     def features(self, method: Players, study: Speech, seed: int, out: Path | None) -> nn.Module:
         """The discriminators' hidden layers, learned from the windows of all clients."""
@@ -117,13 +122,6 @@ QUICK_GANS = Gans(
     context=5, every=6, hidden=16, bottleneck=4, latent=4, samples=2, rounds=1, judged=64,
     train=Adam(lr=1e-3, beta1=0.5, batch_size=64, noise=6e-4),
 )  # fmt: skip
-
-
-def _discriminator(widths: tuple[int, ...]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in zip(widths[:-1], widths[1:], strict=True):
-        layers += [nn.Linear(before, after), nn.LeakyReLU(0.2)]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 1))
 
 
 def windows(x: Ragged, context: int, every: int = 1) -> tuple[Tensor, Tensor]:

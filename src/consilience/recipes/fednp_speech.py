@@ -41,15 +41,15 @@ class SpeechFedNP(FedNP):
 def methods(study: Speech) -> dict[str, Method]:
     """All methods by name, with the paper's λ, d and size of the natural-parameter network."""
     train = study.chain(study.rounds, study.train)
-    paper = {"strength": 0.001, "latent": 16, "hidden": 32}
+    ours, without = (kind(train, strength=0.001, latent=16, hidden=32) for kind in (SpeechFedNP, WithoutSignal))
     return {
         "Pooled": Pooled(study.chain(study.pooled_rounds, study.pooled)),
         "LocalOnly": LocalOnly(train),
         "FedAvg": FedAvg(train),
         "FedProx": FedProx(train, mu=0.01),
         "MOON": MOON(train, mu=1.0),
-        "FedNP": SpeechFedNP(train, **paper),
-        "FedNP, f = 0": WithoutSignal(train, **paper),
+        "FedNP": ours,
+        "FedNP, f = 0": without,
         "FedEP": Switch(FedAvg(train), FedEP(Identity(train, study.scale)), study.rounds // 2),
     }
 

@@ -287,10 +287,23 @@ class CTC(Supervised):
     ) -> None:
         super().__init__(module, likelihoods.Alignments(tuple(alphabet), beam, tuple(lexicon)), **options)
 
+    @property
+    def _alignments(self) -> likelihoods.Alignments:
+        assert isinstance(self.likelihood, likelihoods.Alignments)
+        return self.likelihood
+
+    @property
+    def alphabet(self) -> tuple[str, ...]:
+        """The symbols of the classes from 1 on; empty if they have none."""
+        return self._alignments.alphabet
+
     def decode(self, prediction: Tensor) -> list[likelihoods.Transcript]:
         """The transcripts of predictions [N, T, V], such as those of `run.predict`."""
-        assert isinstance(self.likelihood, likelihoods.Alignments)
-        return self.likelihood.decode(prediction)
+        return self._alignments.decode(prediction)
+
+    def text(self, y: Tensor) -> list[str]:
+        """The texts of targets [N, S]."""
+        return self._alignments.text(y)
 
 
 class Cox(Supervised):

@@ -53,7 +53,9 @@ def test_second_derivatives_of_clients_side_by_side():
 
 def test_the_linear_recurrence_mapped_over_one_argument():
     a, b, _ = inputs(3)
-    torch.testing.assert_close(vmap(linear_scan, (None, 0))(a[0], b), torch.stack([linear_scan(a[0], one) for one in b]))
+    torch.testing.assert_close(
+        vmap(linear_scan, (None, 0))(a[0], b), torch.stack([linear_scan(a[0], one) for one in b])
+    )
     y = linear_scan(a, b)
     torch.testing.assert_close(y[..., 1:, :], a[..., 1:, :] * y[..., :-1, :] + b[..., 1:, :])
 

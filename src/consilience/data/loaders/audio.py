@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from consilience.core.errors import DataError
+from consilience.core.errors import ConfigError, DataError
 
 FULL_SCALE = 32_700  # of 16 bits: samples at least so large count as clipped
 _MAGIC, _LEAST, _FLOOR = b"fLaC", 20.0, 1e-10
@@ -15,8 +15,10 @@ _MAGIC, _LEAST, _FLOOR = b"fLaC", 20.0, 1e-10
 
 def waveform(encoded: bytes | None, what: str, rate: int, clipped: float) -> Tensor:
     """The samples [N] of a FLAC file in [−1, 1]; a DataError that begins with `what` for audio that cannot be used."""
-    import soundfile  # the extra `speech`
-
+    try:
+        import soundfile  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ConfigError("audio needs soundfile, which is missing: pip install 'consilience[speech]'") from error
     if not encoded:
         raise DataError(f"{what} has no audio: remove the row, or get the file again")
     if not encoded.startswith(_MAGIC):

@@ -19,7 +19,6 @@ from consilience.core.errors import DataError
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.audio import log_mel, waveform
 from consilience.data.loaders.cache import place, write
-from consilience.data.loaders.files import missing
 from consilience.data.loaders.parquet import find_shards, read_columns, shards
 from consilience.data.ragged import Ragged
 from consilience.data.tensors import starts
@@ -84,7 +83,8 @@ def speech_parquet(
     if normalise not in ("speaker", "utterance"):
         raise DataError(f"{name}: normalise is 'speaker' or 'utterance', got {normalise!r}")
     columns = (audio, text, speaker)
-    return dataset(_joined([features(file, columns, bands, rate, clipped) for file in files]), normalise, alphabet, name)
+    found = _joined([features(file, columns, bands, rate, clipped) for file in files])
+    return dataset(found, normalise, alphabet, name)
 
 
 def an4(root: Path, *, bands: int = 40, normalise: Normalise = "speaker") -> Data:

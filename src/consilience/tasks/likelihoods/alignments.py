@@ -133,9 +133,8 @@ class Alignments(Likelihood):
             lexicon = Lexicon([[index[c] for c in word] for word in self.lexicon], index[" "]) if self.lexicon else None
             found = [prefix_beam(one, self.beam, lexicon) for one in probs.tolist()]
         confidence = (-_nll(probs, _padded(found))).exp().tolist()
-        return [
-            Transcript(tuple(labels), self._text(labels), share) for labels, share in zip(found, confidence, strict=True)
-        ]
+        each = zip(found, confidence, strict=True)
+        return [Transcript(tuple(labels), self._text(labels), share) for labels, share in each]
 
     def text(self, y: Tensor) -> list[str]:
         """The texts of targets [N, S]; empty without an alphabet."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from consilience.core import TaskError
+from consilience.metrics.scores import at_least_float32
 from consilience.tasks.likelihoods.decoding import BLANK
 
 NEVER = -1e30  # the logarithm of 0, finite so that gradients are
@@ -17,13 +18,8 @@ def ctc_loss(log_probs: Tensor, exists: Tensor, y: Tensor) -> Tensor:
     the lengths on a GPU, and the compiler does not know them: compiled and recorded code takes `ctc`."""
     if torch.compiler.is_compiling() or (log_probs.is_cuda and torch.cuda.is_current_stream_capturing()):
         return ctc(log_probs, exists, y)
-    loss, _ = _Torch.apply(at_least_single(log_probs), exists.sum(-1), y.clamp_min(BLANK))
-    return loss.to(log_probs.dtype)  # type: ignore[no-any-return]
-
-
-def at_least_single(x: Tensor) -> Tensor:
-    """Half precision as float32."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    loss: Tensor = _Torch.apply(at_least_float32(log_probs), exists.sum(-1), y.clamp_min(BLANK))[0]  # type: ignore[no-untyped-call]
+    return loss.to(log_probs.dtype)
 
 
 class _Torch(torch.autograd.Function):
@@ -49,9 +45,9 @@ class _Torch(torch.autograd.Function):
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None]:
         (g,) = ctx.saved_tensors
-        return _Once.apply(grad, g), None, None
+        return _Once.apply(grad, g), None, None  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
@@ -59,7 +55,7 @@ class _Torch(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip(inputs, dims, strict=True)
         ]
-        return _Torch.apply(*wide), (0, 0)
+        return _Torch.apply(*wide), (0, 0)  # type: ignore[no-untyped-call]
 
 
 class _Once(torch.autograd.Function):
