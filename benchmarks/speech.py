@@ -198,30 +198,39 @@ def check(options: argparse.Namespace) -> None:
                 torch.cuda.reset_peak_memory_stats()
 
 
-def table(lines: list[dict]) -> None:
+def table(lines: list[dict]) -> str:
     """Markdown tables: means ± standard deviations over seeds, and the difference to FedAvg by seed."""
-    print(f"{len(lines)} rows")
+    said = list[str]()
     plain = {(line["part"], line["seed"]): line for line in lines if line["method"] == "FedAvg"}
     for part, title in TITLES.items():
         some = [line for line in lines if line["part"] == part]
         if not some:
             continue
-        print(f"\n**{title}** ({some[0]['rounds']} rounds)\n")
-        print("| method | seeds | WER, % | to FedAvg | CER, % | worst speaker | ECE | Brier | s a run |")
-        print("|---|---|---|---|---|---|---|---|---|")
+        said += [f"**{title}** ({some[0]['rounds']} rounds)", ""]
+        said += ["| method | seeds | WER, % | to FedAvg | CER, % | worst speaker | ECE | Brier | s a run |"]
+        said += ["|---|---|---|---|---|---|---|---|---|"]
         for name in dict.fromkeys(line["method"] for line in some):
             mine = [line for line in some if line["method"] == name]
             base = "groups" if part == "gan" else part
             gaps = [
                 100 * (line["wer"] - plain[base, line["seed"]]["wer"]) for line in mine if (base, line["seed"]) in plain
             ]
-            _row(name, mine, gaps if name != "FedAvg" else [])
+            said.append(_row(name, mine, gaps if name != "FedAvg" else []))
             marginal = [{**line["marginal"], "seconds": None} for line in mine if line["marginal"]]
             if marginal:
-                _row(f"{name}, marginal", marginal, [])
+                said.append(_row(f"{name}, marginal", marginal, []))
+        said.append("")
+    return "\n".join(said)
 
 
-def _row(name: str, lines: list[dict], gaps: list[float]) -> None:
+def fill(page: Path, made: str) -> None:
+    """Put tables between a page's two marks."""
+    before, rest = page.read_text(encoding="utf-8").split("<!-- rows -->")
+    _, after = rest.split("<!-- end of rows -->")
+    page.write_text(f"{before}<!-- rows -->\n{made}<!-- end of rows -->{after}", encoding="utf-8")
+
+
+def _row(name: str, lines: list[dict], gaps: list[float]) -> str:
     def cell(values: list[float], digits: int, sign: str = "") -> str:
         values = [value for value in values if value is not None]
         if not values:
@@ -234,7 +243,7 @@ def _row(name: str, lines: list[dict], gaps: list[float]) -> None:
     wer, cer, worst = (cell(values, 1) for values in shown)
     seconds = cell([line["seconds"] for line in lines], 0)
     cells = (name, str(len(lines)), wer, cell(gaps, 1, "+"), cer, worst, *rest, seconds)
-    print(f"| {' | '.join(cells)} |")
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -251,6 +260,7 @@ def main() -> None:
     parser.add_argument("--pooled-rounds", type=int, default=Speech().pooled_rounds, help="of five epochs")
     parser.add_argument("--hidden", type=int, default=Speech().hidden)
     parser.add_argument("--known", help="a file with the lines of earlier calls")
+    parser.add_argument("--page", help="for table: a page of Markdown to write the tables into")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -260,7 +270,11 @@ def main() -> None:
     if options.command == "check":
         return check(options)
     if options.command == "table":
-        return table(read_lines(options.out))
+        made = table(read_lines(options.out))
+        print(made)
+        if options.page:
+            fill(Path(options.page), made)
+        return None
     if options.row:
         try:
             torch.set_num_threads(1)
@@ -276,7 +290,7 @@ def main() -> None:
         if row.part in options.parts and (options.methods is None or row.method in options.methods)
     ]
     finished = side_by_side(options, [row for row in chosen if (row.part, row.method, row.seed) not in done], until)
-    table(collected(here, known))
+    print(table(collected(here, known)))
     print("all is done" if finished else "not all is done: call again")
 
 

@@ -21,6 +21,6 @@ from consilience.models.zoo import MODELS, cnn, lenet5, logistic, mlp
 
 __all__ = [
     "MODELS", "SRU", "LoRALinear", "Pair", "ProportionalHazards", "acoustic", "add_lora", "bag_of_words", "cnn",
-    "dcgan", "dcgan_discriminator", "dcgan_generator", "freeze_batchnorm", "lenet5", "logistic", "merge_lora", "mlp", "mlp_discriminator", "mlp_gan",
-    "mlp_generator", "replace_batchnorm", "resnet9", "resnet18", "transformer", "vit",
+    "dcgan", "dcgan_discriminator", "dcgan_generator", "freeze_batchnorm", "lenet5", "logistic", "merge_lora", "mlp",
+    "mlp_discriminator", "mlp_gan", "mlp_generator", "replace_batchnorm", "resnet9", "resnet18", "transformer", "vit",
 ]  # fmt: skip
