@@ -74,6 +74,9 @@ class TaskSection(_Section):
     ties: Literal["efron", "breslow"] | None = None
     times: list[Positive] | None = None
     link: Literal["logit", "cloglog"] | None = None
+    alphabet: str | list[str] | None = None
+    beam: Count | None = None
+    lexicon: list[str] | None = None
     augment: list[dict[str, Any]] = []
     batch_norm: Literal["estimated", "averaged"] | None = None
     objective: Any = None

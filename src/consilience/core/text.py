@@ -7,7 +7,7 @@ from typing import Any
 SHORT = {
     "accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier", "mse": "MSE", "rmse": "RMSE", "mae": "MAE",
     "r2": "R²", "micro_f1": "micro F1", "macro_f1": "macro F1", "fid": "FID", "d_mse": "D-MSE",
-    "auroc": "AUROC", "auprc": "AUPRC", "f1": "F1", "auroc_error": "AUROC error at most",
+    "wer": "WER", "cer": "CER", "auroc": "AUROC", "auprc": "AUPRC", "f1": "F1", "auroc_error": "AUROC error at most",
 }  # fmt: skip
 LONG = {
     "loss": "Loss",
@@ -21,6 +21,8 @@ LONG = {
     "r2": "R², share of variance explained",
     "perplexity": "Perplexity of a token",
     "bits_per_token": "Bits per token",
+    "wer": "Word error rate",
+    "cer": "Character error rate",
     "label_error_rate": "Label error rate",
     "sequence_error_rate": "Share of wrong sequences",
     "concordance": "Concordance, pairs in the right order",

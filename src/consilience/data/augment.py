@@ -1,16 +1,18 @@
-"""Augmentation of a cohort's images [K, B, C, H, W], with one key per client: a client's images do not depend on the
-rest of the cohort. Inputs are normalised, so padding by zero is padding by the data set's mean.
+"""Augmentation of a cohort's images [K, B, C, H, W] or sequences [K, B, T, F], with one key per client: a client's
+examples do not depend on the rest of the cohort. Inputs are normalised, so padding by zero is padding by the data set's
+mean.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from consilience.core import Count, DataError, Size, check_types, keys
+from consilience.core import Count, DataError, Fraction, Size, check_types, keys
 from consilience.data.dataset import Dataset
+from consilience.data.ragged import Ragged
 from consilience.data.trees import form
 
 
@@ -18,11 +20,12 @@ from consilience.data.trees import form
 class Augmentation(Protocol):
     """A random change in training and its fixed counterpart in evaluation."""
 
-    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
-        """Images [K, B, C, H, W], changed at random by keys [K] on the same device."""
+    def __call__(self, x: Any, key: Tensor) -> Any:
+        """Images [K, B, C, H, W], changed at random by keys [K] on the same device. An augmentation with the attribute
+        `ragged = True` is for sequences: the pair of values [K, B, T, F] and lengths [K, B]."""
 
-    def evaluation(self, x: Tensor) -> Tensor:
-        """Images [..., C, H, W] as the model sees them in evaluation."""
+    def evaluation(self, x: Any) -> Any:
+        """Images [..., C, H, W], or sequences with their lengths, as the model sees them in evaluation."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +75,63 @@ class Flip:
 
 
 @dataclass(frozen=True)
+class SpecAugment:
+    """Sequences of features with bands and times set to 0 (Park et al., 2019): `bands` stripes of up to `band_width`
+    neighbouring features, and `times` stripes of up to `time_width` steps, at most the share `longest` of a sequence.
+    None in evaluation. For inputs that are one `Ragged` with lengths."""
+
+    bands: Size = 2
+    band_width: Size = 8
+    times: Size = 2
+    time_width: Size = 25
+    longest: Fraction = 0.15
+    ragged: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def __call__(self, x: tuple[Tensor, Tensor], key: Tensor) -> tuple[Tensor, Tensor]:
+        values, lengths = x
+        clients, batch, steps, features = values.shape
+        stripes = self.bands + self.times
+        drawn = _uniform(self, key, 2 * stripes * batch).view(clients, batch, stripes, 2)
+        whole = lengths.unsqueeze(-1).to(drawn.dtype)
+        time_width = (self.longest * whole).clamp(max=self.time_width)
+        band_width = drawn.new_full((), min(self.band_width, features))
+        band = _stripes(drawn[..., : self.bands, :], band_width, features, features)
+        time = _stripes(drawn[..., self.bands :, :], time_width, whole, steps)
+        return values.masked_fill(time.unsqueeze(-1) | band.unsqueeze(-2), 0.0), lengths
+
+    def evaluation(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return x
+
+
+def _stripes(drawn: Tensor, width: Tensor, whole: Tensor | float, size: int) -> Tensor:
+    """Places [..., size] that lie in any of M stripes, by two uniform numbers each [..., M, 2]: a width of up to
+    `width` of `whole` places, and a start."""
+    widths = (drawn[..., 0] * (width + 1)).floor()
+    starts = (drawn[..., 1] * (whole - widths + 1)).floor().unsqueeze(-1)
+    place = torch.arange(size, device=drawn.device)
+    return ((place >= starts) & (place < starts + widths.unsqueeze(-1))).any(-2)
+
+
+@dataclass(frozen=True)
 class Compose:
     """Several augmentations in turn. The position enters the key, so the same one may occur twice."""
 
     steps: tuple[Augmentation, ...]
 
-    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
+    @property
+    def ragged(self) -> bool:
+        """Whether its steps are for sequences."""
+        return any(getattr(step, "ragged", False) for step in self.steps)
+
+    def __call__(self, x: Any, key: Tensor) -> Any:
         for position, step in enumerate(self.steps):
             x = step(x, keys.mix(key ^ position))
         return x
 
-    def evaluation(self, x: Tensor) -> Tensor:
+    def evaluation(self, x: Any) -> Any:
         for step in self.steps:
             x = step.evaluation(x)
         return x
@@ -94,6 +143,14 @@ def _uniform(augmentation: Augmentation, key: Tensor, count: int) -> Tensor:
 
 
 def check_augmentable(augmentation: Augmentation | None, data: Dataset) -> None:
-    """Refuse augmentation of inputs that are not one tensor."""
-    if augmentation is not None and not isinstance(data.x, Tensor):
+    """Refuse augmentation of inputs that it is not for."""
+    if augmentation is None:
+        return
+    if getattr(augmentation, "ragged", False):
+        x = data.x
+        if not (isinstance(x, Ragged) and x.dim() == 3 and x.lengths and not x.mask):
+            raise DataError(
+                f"{data.name}: this augmentation is for one Ragged of features [T, F] with lengths=, and x is {form(x)}"
+            )
+    elif not isinstance(data.x, Tensor):
         raise DataError(f"{data.name}: augmentation is for inputs of one tensor, and x is {form(data.x)}")

@@ -1,6 +1,6 @@
 """Metrics of predictions (scores, calibration, detection), judges of generated samples, and summaries for tables."""
 
-from consilience.metrics.calibration import Reliability, reliability
+from consilience.metrics.calibration import Reliability, binned, reliability
 from consilience.metrics.classified import Classified, frechet
 from consilience.metrics.fid import InceptionDistance
 from consilience.metrics.histograms import ScoreCounts
@@ -19,7 +19,7 @@ from consilience.metrics.scores import (
     weighted_classification,
     weighted_regression,
 )
-from consilience.metrics.sequences import concordance, concordant_pairs, label_errors
+from consilience.metrics.sequences import concordance, concordant_pairs, label_errors, text_errors
 from consilience.metrics.summary import (
     MARGINAL,
     NO_OWN,
@@ -37,9 +37,9 @@ from consilience.metrics.survival import brier_scores, integrated_brier, kaplan_
 __all__ = [
     "MARGINAL", "NO_OWN", "ClassMetric", "Classified", "Directions", "InceptionDistance", "Judge", "Metric",
     "Metrics", "Modes", "PrecisionRecall", "Reliability", "ScoreCounts", "as_metrics", "auroc", "auroc_interval",
-    "best", "bounds", "brier_scores", "check_level", "choose_score", "classification", "concordance",
+    "best", "binned", "bounds", "brier_scores", "check_level", "choose_score", "classification", "concordance",
     "concordant_pairs", "density_mse", "direction", "directions", "entropy", "frechet", "inception",
     "integrated_brier", "kaplan_meier", "label_errors", "mean_of_shares", "mixture_density", "multilabel", "named",
-    "percentiles", "pixels", "regression", "reliability", "rounds_to", "running_means", "spread",
+    "percentiles", "pixels", "regression", "reliability", "rounds_to", "running_means", "spread", "text_errors",
     "weighted_classification", "weighted_regression", "wilson",
 ]  # fmt: skip

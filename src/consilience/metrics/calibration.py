@@ -44,8 +44,13 @@ class Reliability:
 def reliability(probs: Tensor, y: Tensor, bins: int = 15) -> Reliability:
     """Bin the top-label predictions of `probs` [N, C] by confidence; a confidence of 1 is in the last bin."""
     top, label = probs.max(dim=1)
+    return binned(top, label == y, bins)
+
+
+def binned(confidence: Tensor, right: Tensor, bins: int = 15) -> Reliability:
+    """Bin claims by their confidence [N] with whether they are right [N]."""
     # On the CPU: a weighted bincount on a GPU adds in no fixed order.
-    confidence, right = top.cpu().double(), (label == y).cpu().double()
+    confidence, right = confidence.cpu().double(), right.cpu().double()
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     index = torch.bucketize(confidence, edges[1:-1].contiguous(), right=True)
     count = torch.bincount(index, minlength=bins)

@@ -1,9 +1,11 @@
-"""Errors of sequences of labels, and the order of survival times."""
+"""Errors of sequences of labels and of texts, and the order of survival times."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from consilience.core.errors import ConfigError
 
 AT_ONCE = 1024  # examples that are compared with all others together
 
@@ -16,6 +18,21 @@ def label_errors(truth: Sequence[int], found: Sequence[int]) -> int:
         for j, other in enumerate(found, 1):
             last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (label != other))
     return row[-1]
+
+
+def text_errors(truth: Sequence[str], found: Sequence[str]) -> tuple[int, int, int, int]:
+    """(wrong characters, characters, wrong words, words) of texts by jiwer: insertions, deletions and substitutions.
+    Those of clients add up."""
+    try:
+        import jiwer
+    except ImportError as error:
+        raise ConfigError("word error rates need jiwer, which is missing: pip install 'consilience[speech]'") from error
+    parts = (jiwer.process_characters(list(truth), list(found)), jiwer.process_words(list(truth), list(found)))
+    counts: list[int] = []
+    for part in parts:
+        counts += [part.insertions + part.deletions + part.substitutions]
+        counts += [part.hits + part.deletions + part.substitutions]
+    return counts[0], counts[1], counts[2], counts[3]
 
 
 def concordance(risk: Tensor, y: Tensor) -> float:

@@ -1,6 +1,7 @@
 """Networks sized by the shape of the data."""
 
 from consilience.compute.layers import freeze_batchnorm, replace_batchnorm
+from consilience.models.acoustic import acoustic
 from consilience.models.gan import (
     Pair,
     dcgan,
@@ -19,8 +20,7 @@ from consilience.models.transformer import transformer, vit
 from consilience.models.zoo import MODELS, cnn, lenet5, logistic, mlp
 
 __all__ = [
-    "MODELS", "SRU", "LoRALinear", "Pair", "ProportionalHazards", "add_lora", "bag_of_words", "cnn", "dcgan",
-    "dcgan_discriminator",
-    "dcgan_generator", "freeze_batchnorm", "lenet5", "logistic", "merge_lora", "mlp", "mlp_discriminator", "mlp_gan",
-    "mlp_generator", "replace_batchnorm", "resnet9", "resnet18", "transformer", "vit",
+    "MODELS", "SRU", "LoRALinear", "Pair", "ProportionalHazards", "acoustic", "add_lora", "bag_of_words", "cnn",
+    "dcgan", "dcgan_discriminator", "dcgan_generator", "freeze_batchnorm", "lenet5", "logistic", "merge_lora", "mlp",
+    "mlp_discriminator", "mlp_gan", "mlp_generator", "replace_batchnorm", "resnet9", "resnet18", "transformer", "vit",
 ]  # fmt: skip

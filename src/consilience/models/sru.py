@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from consilience.compute.scan import gated_scan
+
 
 class SRU(nn.Module):
     """x̃ = W x; f = σ(W_f x + v_f ⊙ c₋ + b_f); c = f ⊙ c₋ + (1 − f) ⊙ x̃; r = σ(W_r x + v_r ⊙ c₋ + b_r);
@@ -21,16 +23,34 @@ class SRU(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        ends = []
+        ends: list[Tensor] = []
         for ways in self.cells:
-            found = [cell(x) for cell in ways]  # type: ignore[attr-defined]
-            x = torch.cat([out for out, _ in found], -1)
-            ends += [end for _, end in found]
+            x, last = _layer(x, *ways)  # type: ignore[misc]
+            ends += last
         return x, torch.stack(ends)
 
 
+def _layer(x: Tensor, *cells: "_Cell") -> tuple[Tensor, tuple[Tensor, ...]]:
+    """(outputs of all directions of a layer, the last state of each). Both are one recurrence: the sequence of the
+    second one is reversed."""
+    found = [cell.products(x).flip(-2) if cell.backwards else cell.products(x) for cell in cells]
+    new, forget, reset = (torch.cat(parts, -1) for parts in zip(*(part.chunk(3, -1) for part in found), strict=True))
+    (v_forget, v_reset), (b_forget, b_reset) = (
+        torch.cat([getattr(cell, name) for cell in cells], -1) for name in ("state", "bias")
+    )
+    c = gated_scan(new, forget + b_forget, v_forget)
+    before = torch.cat([torch.zeros_like(c[..., :1, :]), c[..., :-1, :]], -2)
+    r = (reset + v_reset * before + b_reset).sigmoid()
+    sums, shares = c.chunk(len(cells), -1), r.chunk(len(cells), -1)
+    outputs = []
+    for cell, state, share in zip(cells, sums, shares, strict=True):
+        state, share = (state.flip(-2), share.flip(-2)) if cell.backwards else (state, share)
+        outputs.append(torch.lerp(cell.skip(x), state, share))
+    return torch.cat(outputs, -1), tuple(state[..., -1, :] for state in sums)
+
+
 class _Cell(nn.Module):
-    """One direction of one layer."""
+    """The weights of one direction of one layer."""
 
     def __init__(self, inputs: int, hidden: int, backwards: bool) -> None:
         super().__init__()
@@ -39,15 +59,3 @@ class _Cell(nn.Module):
         self.skip = nn.Identity() if inputs == hidden else nn.Linear(inputs, hidden, bias=False)
         self.state = nn.Parameter(torch.zeros(2, hidden))
         self.bias = nn.Parameter(torch.zeros(2, hidden))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        new, forget, reset = self.products(x).chunk(3, -1)
-        (v_forget, v_reset), (b_forget, b_reset) = self.state, self.bias
-        c, kept, outputs = torch.zeros_like(new[:, 0]), self.skip(x), []
-        times = range(x.shape[1])
-        for t in reversed(times) if self.backwards else times:
-            f = (forget[:, t] + v_forget * c + b_forget).sigmoid()
-            r = (reset[:, t] + v_reset * c + b_reset).sigmoid()
-            c = f * c + (1 - f) * new[:, t]
-            outputs.append(r * c + (1 - r) * kept[:, t])
-        return torch.stack(outputs[::-1] if self.backwards else outputs, 1), c

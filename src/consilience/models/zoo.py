@@ -7,6 +7,7 @@ from itertools import pairwise
 from torch import nn
 
 from consilience.core.errors import ConfigError
+from consilience.models.acoustic import acoustic
 from consilience.models.gan import Pair, dcgan, mlp_gan, need_images
 from consilience.models.resnet import resnet9, resnet18
 from consilience.models.survival import proportional_hazards
@@ -66,7 +67,7 @@ def lenet5(inputs: Sequence[int], outputs: int) -> nn.Module:
 MODELS: dict[str, Callable[..., nn.Module] | Callable[..., Pair]] = {
     network.__name__: network
     for network in (
-        bag_of_words, cnn, dcgan, lenet5, logistic, mlp, mlp_gan, proportional_hazards, resnet9, resnet18, transformer,
-        vit,
+        acoustic, bag_of_words, cnn, dcgan, lenet5, logistic, mlp, mlp_gan, proportional_hazards, resnet9, resnet18,
+        transformer, vit,
     )
 }  # fmt: skip

@@ -4,6 +4,7 @@ from consilience.recipes import (
     batchnorm,
     dp,
     epgan,
+    epgan_speech,
     epgan_toy,
     fedep,
     fedep_hospitals,
@@ -12,6 +13,7 @@ from consilience.recipes import (
     fedep_toy,
     fednp,
     fednp_moments,
+    fednp_speech,
     fednp_toy,
     hospital_methods,
     hospital_sets,
@@ -33,7 +35,8 @@ RECIPES: dict[str, Recipe] = {
         hospitals.RECIPE, hospital_methods.RECIPE, personal_hospitals.RECIPE, *personal_images.RECIPES,
         hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
-        *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES, fednp_moments.RECIPE, fednp_toy.RECIPE, *pfnm.RECIPES,
+        *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES,
+        fednp_moments.RECIPE, fednp_toy.RECIPE, fednp_speech.RECIPE, *pfnm.RECIPES,
         *pfnm_more.RECIPES, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from consilience.report.sections.curves import run_curves, server_section
 from consilience.report.sections.federation import communication_section, data_section
 from consilience.report.sections.samples import sample_section
 from consilience.report.sections.sets import SETS, run_sets
+from consilience.report.sections.transcripts import transcript_section
 from consilience.report.sections.uncertainty import posterior_section, run_calibration, run_entropy
 from consilience.report.sections.words import KINDS, POINT
 from consilience.runs.reading import read_json
@@ -26,6 +27,7 @@ def run_page(directory: Path) -> Page:
         survival_section(run),
         run_curves(run),
         sample_section(run),
+        transcript_section(run),
         run_calibration(run),
         run_entropy(run),
         run_sets(run),

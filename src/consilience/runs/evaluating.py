@@ -10,6 +10,7 @@ from consilience.core import Gaussian, Tree, to
 from consilience.data import Dataset, Federation
 from consilience.engines import Session, chunks
 from consilience.evaluation.scores import Evaluation
+from consilience.evaluation.transcripts import transcripts
 from consilience.evaluation.weights import marginals
 from consilience.runs.coefficients import has_coefficients, to_json
 from consilience.runs.run import DESCRIBED, Run
@@ -119,7 +120,8 @@ def final_evaluation(run: Run) -> dict[str, Any] | None:
     if run.test is not None and isinstance(posterior, Gaussian) and isinstance(task, Supervised):
         strata = [run.federation.client(k) for k in range(len(run.federation))]
         curves = profiles(task, run.newcomer(), run.test, strata)
-    found = {"posterior": weights, "coefficients": _coefficients(run), "survival": curves}
+    read = None if run.test is None or run.algorithm.alone else transcripts(task, run.newcomer(), run.test) or None
+    found = {"posterior": weights, "coefficients": _coefficients(run), "survival": curves, "transcripts": read}
     return run.latest.to_json() | {name: part for name, part in found.items() if part is not None}
 
 

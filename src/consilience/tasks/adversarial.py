@@ -8,6 +8,7 @@ FedAvg, FedProx, SCAFFOLD, FedEP.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -149,6 +150,12 @@ class Adversarial(Task):
         if not isinstance(last, nn.Linear):
             raise TaskError(f"the discriminator's last child must be an nn.Linear, not {type(last).__name__}")
         return last.in_features
+
+    def trunk(self, theta: Tensor) -> nn.Module:
+        """The discriminators' shared layers with the weights θ: a module that takes examples to features."""
+        part, module = self.layout.parts[TRUNK], copy.deepcopy(self.part(TRUNK))
+        module.load_state_dict(part.weights(theta.to(self.device), self.dtype))
+        return module.eval()
 
     def latents(self, key: Tensor, count: int) -> Tensor:
         """Noise z [count, latent] for one key; row i is the same for every count."""

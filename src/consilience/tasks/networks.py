@@ -193,14 +193,13 @@ class Networks:
     def features(
         self, theta: Tensor, x: Tree, key: Tensor | None = None, w: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The main network's (input of the last linear layer, one vector an example; output). If the layer sees several
-        vectors of an example, as those of a sequence, the first is their mean."""
+        """The main network's (input of the last linear layer, with several vectors an example [B, ..., F] if the layer
+        sees several, as those of a sequence; output)."""
         head = self.layout.main.head
         if head is None:
             raise TaskError("the module has no linear layer, so it has no features before the last one")
         output, inputs = self.tapped(theta, x, key, w)
-        seen = inputs[head].to(self.execution.dtype)
-        return seen if seen.dim() == 2 else seen.flatten(1, -2).mean(1), output
+        return inputs[head].to(self.execution.dtype), output
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:

@@ -270,12 +270,40 @@ class LanguageModel(Supervised):
 
 
 class CTC(Supervised):
-    """Labels without positions, for outputs [B, T, V] whose class 0 is the blank; see `likelihoods.Alignments`."""
+    """Labels without positions, for outputs [B, T, V] whose class 0 is the blank. With an `alphabet`, a string or a
+    sequence of symbols, class i + 1 is its symbol i, predictions become texts (`decode`), and scores are word and
+    character error rates. `beam` and `lexicon` are of the decoding; see `likelihoods.Alignments`."""
 
     kind = likelihoods.Alignments.kind
 
-    def __init__(self, module: nn.Module, **options: Unpack[Options]) -> None:
-        super().__init__(module, likelihoods.Alignments(), **options)
+    def __init__(
+        self,
+        module: nn.Module,
+        alphabet: str | Sequence[str] = (),
+        *,
+        beam: int = 1,
+        lexicon: Sequence[str] = (),
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(module, likelihoods.Alignments(tuple(alphabet), beam, tuple(lexicon)), **options)
+
+    @property
+    def _alignments(self) -> likelihoods.Alignments:
+        assert isinstance(self.likelihood, likelihoods.Alignments)
+        return self.likelihood
+
+    @property
+    def alphabet(self) -> tuple[str, ...]:
+        """The symbols of the classes from 1 on; empty if they have none."""
+        return self._alignments.alphabet
+
+    def decode(self, prediction: Tensor) -> list[likelihoods.Transcript]:
+        """The transcripts of predictions [N, T, V], such as those of `run.predict`."""
+        return self._alignments.decode(prediction)
+
+    def text(self, y: Tensor) -> list[str]:
+        """The texts of targets [N, S]."""
+        return self._alignments.text(y)
 
 
 class Cox(Supervised):

@@ -157,6 +157,23 @@ class Task(ABC):
         """The network of a part, with its initial weights."""
         return self.layout.parts[name].module
 
+    @property
+    def played(self) -> int:
+        """The number of parameters of the task's own networks; those that a method appends come after them."""
+        return int(self.slice().stop)
+
+    def samples(self, theta: Tensor) -> list[Tensor]:
+        """All weights [..., P] in blocks by posterior sample [..., count, m]: one sample, unless the task has more."""
+        return [theta[..., : self.played].unsqueeze(-2)]
+
+    def one(self, theta: Tensor) -> Tensor:
+        """The weights of one sample [..., M], the mean over all [..., P]."""
+        return theta[..., : self.played]
+
+    def all(self, value: Tensor) -> Tensor:
+        """The same weights for every sample: [..., M] to [..., P]."""
+        return value
+
     def initial(self) -> Tensor:
         return self.layout.initial().to(self.device, self.dtype)
 
@@ -247,8 +264,18 @@ class Task(ABC):
     def features_one(
         self, theta: Tensor, x: Tree, key: Tensor | None = None, w: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """One client's (input of the last linear layer, one vector an example; output)."""
-        return self.networks.features(theta, x, key, w)
+        """One client's (input of the last linear layer, one vector an example; output). If the layer sees several
+        vectors of an example, as those of a sequence, the first is their mean, over the places that exist if the output
+        has lengths."""
+        seen, output = self.networks.features(theta, x, key, w)
+        if seen.dim() == 2:
+            return seen, output
+        places = None if self._likelihood is None else self._likelihood.places(output)
+        if places is None or places.shape != seen.shape[:2]:
+            return seen.flatten(1, -2).mean(1), output
+        there = places.unsqueeze(-1)
+        total = torch.where(there, seen, torch.zeros_like(seen)).sum(1)
+        return total / there.sum(1).clamp_min(1), output
 
     def gradient(self, loss: Callable[..., Tensor] | None = None) -> Callable[..., tuple[Tensor, Tensor]]:
         """For `loss(task, θ, *own, *shared)` of one client: (gradient in θ [K, P], loss [K]) of a cohort,

@@ -18,6 +18,7 @@ from consilience.report.sections.federation import communication_section, data_s
 from consilience.report.sections.results import difference_section, local_section, result_section, tuning_section
 from consilience.report.sections.samples import sample_section
 from consilience.report.sections.sets import run_sets
+from consilience.report.sections.transcripts import transcript_section
 from consilience.report.sections.uncertainty import (
     comparison_calibration,
     comparison_entropy,
@@ -466,3 +467,16 @@ def test_survival_curves_have_a_legend_and_their_level(make: Make) -> None:
 def test_a_run_without_coefficients_and_survival_shows_neither(make: Make) -> None:
     assert not coefficient_section(make()).shown
     assert not survival_section(make()).shown
+
+
+def test_transcripts_stand_beside_what_was_said_with_their_confidence(make: Make) -> None:
+    read = {"row": 3, "speaker": "ann", "reference": "GO ON", "hypothesis": "", "confidence": 0.256, "errors": 2}
+    (table,) = transcript_section(make({"transcripts": [read]})).tables
+    assert list(table.head) == ["speaker", "reference", "hypothesis", "confidence", "wrong words"]
+    assert texts(table) == [["ann", "GO ON", "–", "0.26", "2"]]
+    (table,) = transcript_section(make({"transcripts": [{**read, "speaker": ""}]})).tables
+    assert (table.head[0], texts(table)[0][0]) == ("utterance", "3")
+
+
+def test_without_transcripts_there_is_no_section(make: Make) -> None:
+    assert not transcript_section(make()).shown

@@ -14,16 +14,18 @@ from consilience.data.loaders.imagenet import tiny_imagenet
 from consilience.data.loaders.parquet import cifar10, cifar100, image_parquet
 from consilience.data.loaders.silos import csv_silos
 from consilience.data.loaders.sotu import sotu
+from consilience.data.loaders.speech import an4, speech_parquet
 from consilience.data.loaders.stack_overflow import stackoverflow
 from consilience.data.loaders.stl import stl10
 from consilience.data.loaders.tables import HEART_FEATURES, digits, heart_disease, heart_disease_split
 
 __all__ = [
     "DATASETS", "HEART_FEATURES", "csv_silos", "heart_disease", "image_parquet", "load", "loader_options",
-    "stackoverflow",
+    "speech_parquet", "stackoverflow",
 ]  # fmt: skip
 
 DATASETS: dict[str, Callable[..., Data]] = {
+    "an4": an4,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "csv-silos": csv_silos,

@@ -1,4 +1,4 @@
-"""A cache of decoded images in the user's cache folder."""
+"""A cache of decoded images and of features in the user's cache folder."""
 
 import hashlib
 import os
@@ -19,23 +19,24 @@ def cached(source: Path, column: str, rows: int, decode: Callable[[], Images]) -
 
     A cache that cannot be read or written costs time, and is no error.
     """
-    entry = _entry(source, column)
+    entry = place(source, column)
     if entry is None:
         return decode()
     found = _read(entry, rows)
     if found is None:
         found = decode()
-        _write(entry, *found)
+        write(entry, save({"images": found[0]}, {"formats": found[1]}))
     return found
 
 
-def _entry(source: Path, column: str) -> Path | None:
+def place(source: Path, what: str) -> Path | None:
+    """The file of the cache for something made from a file (path, size, time of change); None without a folder."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:  # no home folder
         return None
     stat = source.stat()
-    identity = f"{source.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}\n{column}"
+    identity = f"{source.resolve()}\n{stat.st_size}\n{stat.st_mtime_ns}\n{what}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:20]
     return Path(base) / "consilience" / f"{source.stem}-{digest}.safetensors"
 
@@ -49,13 +50,14 @@ def _read(entry: Path, rows: int) -> Images | None:
     return (images, forms) if len(images) == rows else None
 
 
-def _write(entry: Path, images: Tensor, forms: str) -> None:
+def write(entry: Path, content: bytes) -> None:
+    """Write a file of the cache, whole or not at all."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         handle, beside = tempfile.mkstemp(dir=entry.parent, prefix=entry.stem)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(save({"images": images}, {"formats": forms}))
+                file.write(content)
             os.replace(beside, entry)
         except BaseException:
             os.unlink(beside)

@@ -88,6 +88,10 @@ class Likelihood(ABC):
     def check(self, output: Any, data: Dataset) -> None:
         """Raise a DataError if the targets do not fit the output."""
 
+    def places(self, output: Any) -> Tensor | None:
+        """Which places of the sequences [B, T] exist, where the output says so; None if all do."""
+        return None
+
     def masked(self, drawn: Tensor, y: Tensor) -> Tensor:
         """Drawn targets without those that are not counted in y."""
         return drawn
