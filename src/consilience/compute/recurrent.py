@@ -49,8 +49,8 @@ def _recurrent(run: Pass, func: Any, x: Tensor, hx: Any, *rest: Any) -> Any:
     weights, biased, layers, rate, training, bidirectional, batch_first = rest
     start = hx if isinstance(hx, tuple | list) else (hx,)
     drops = rate > 0 and training
-    if not drops and not in_cohort(x, *start, *weights):
-        return func(x, hx, weights, biased, layers, 0.0, False, bidirectional, batch_first)
+    if not drops and not in_cohort(x, *start, *weights):  # in training, because cuDNN has gradients only then
+        return func(x, hx, weights, biased, layers, 0.0, True, bidirectional, batch_first)
     x = x.transpose(0, 1) if batch_first else x
     ways, each, ends = 1 + bidirectional, (4 if biased else 2), []
     has_projection = len(weights) == layers * ways * (each + 1)
