@@ -26,9 +26,9 @@ def five_sites() -> tuple[cs.Federation, cs.Federation]:
 
 def _with_akron(part: cs.Federation) -> cs.Federation:
     silos = {name: part.client(k) for k, name in enumerate(part.names)}
-    whole = silos["Cleveland"]
+    whole = silos.pop("Cleveland")
     rows = torch.arange(len(whole))
-    return cs.Federation.from_silos({**silos, "Cleveland": whole[rows[::2]], "Akron": whole[rows[1::2]]})
+    return cs.Federation.from_silos({"Akron": whole[rows[1::2]], "Cleveland": whole[rows[::2]], **silos})
 
 
 @cache
