@@ -42,6 +42,33 @@ def with_taps(module: nn.Module, names: list[str]) -> tuple[nn.Module, dict[str,
     return tapped, taps
 
 
+def products(module: nn.Module) -> list[str]:
+    """The names of the layers that multiply their input, or every patch of it, with a matrix of their own: `nn.Linear`,
+    and `nn.Conv2d` without groups and padded with zeros. Each is called once, and its parameters belong to it alone."""
+    layers = {
+        name: layer
+        for name, layer in module.named_modules()
+        if type(layer) is nn.Linear
+        or (type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str))
+    }  # fmt: skip
+    if "" in layers:
+        return [""]
+    uses = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+    try:
+        nodes = fx.Tracer().trace(module).nodes
+    except Exception:  # a forward that depends on values, or does more than fx can follow
+        return []
+    calls = Counter(node.target for node in nodes if node.op == "call_module" and node.args)
+    direct = {node.target for node in nodes if node.op == "get_attr"}
+    return [
+        name
+        for name, layer in layers.items()
+        if calls[name] == 1
+        and all(uses[id(p)] == 1 and f"{name}.{own}" not in direct for own, p in layer.named_parameters())
+    ]
+
+
 def only_linear(module: nn.Module) -> bool:
     """Whether every parameter is the weight or bias of an `nn.Linear` that shares it with no other layer, and every
     such layer is called once. The answer comes from the module's structure, so that it is decided once."""
