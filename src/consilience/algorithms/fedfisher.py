@@ -46,8 +46,15 @@ class FedFisher(Algorithm):
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         trained = self.train(task, message.theta, cohort)
-        fisher = cohort.mean(task.vectorize(diagonal_one), trained, self.batch_size, tag="fisher")
-        return Weighted.of(Update(fisher, (fisher + self.prior) * (trained - message.theta)), cohort.n), None
+        return self.update(self.information(task, trained, cohort), trained - message.theta, cohort.n), None
+
+    def information(self, task: Task, trained: Tensor, cohort: Cohort) -> Tensor:
+        """F_k at the clients' networks, [K, P]."""
+        return cohort.mean(task.vectorize(diagonal_one), trained, self.batch_size, tag="fisher")
+
+    def update(self, fisher: Tensor, change: Tensor, n: Tensor) -> Weighted:
+        """What clients with this information and these changes w_k − w send."""
+        return Weighted.of(Update(fisher, (fisher + self.prior) * change), n)
 
     def fuse(self, server: Point, update: Weighted) -> Point:
         found = update.mean
@@ -107,7 +114,13 @@ class FedFisherKFAC(Algorithm):
         return server.model
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[KroneckerUpdate, None]:
-        trained, factors = self.train(task, message.theta, cohort), task.vectorize(kronecker_one)
+        trained = self.train(task, message.theta, cohort)
+        factors = self.information(task, trained, cohort)
+        return KroneckerUpdate(trained - message.theta, factors, cohort.n.clone()), None
+
+    def information(self, task: Task, trained: Tensor, cohort: Cohort) -> tuple[Kronecker, ...]:
+        """The factors of every layer at the clients' networks [K, P]."""
+        factors = task.vectorize(kronecker_one)
         total: tuple[Kronecker, ...] | None = None
         for k, batch in cohort.in_order(self.batch_size, "fisher"):
             share = batch.w.sum(1) / cohort.n[:k, 0]
@@ -117,7 +130,7 @@ class FedFisherKFAC(Algorithm):
             else:
                 tree_map(lambda into, leaf, k=k: into[:k].add_(leaf), total, found)
         assert total is not None  # every client has an example
-        return KroneckerUpdate(trained - message.theta, total, cohort.n.clone()), None
+        return total
 
     def fuse(self, server: KroneckerServer, update: KroneckerUpdate) -> KroneckerServer:
         share = (update.n / update.n.sum()).double()
