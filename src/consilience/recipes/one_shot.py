@@ -27,7 +27,7 @@ EXAMPLES, PUBLIC, LABELLED, CLIENTS = 5_000, 10_000, 500, 5
 DATA = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "cifar10": "cifar100"}  # and the server's public data
 ALPHAS = (0.1, 0.5)
 TRAIN = SGD(lr=0.02, momentum=0.9, epochs=10, batch_size=32, weight_decay=1e-4)
-SAMPLER = SGHMC(lr=0.004, friction=0.1, epochs=15, batch_size=32, weight_decay=1e-4)
+SAMPLER = SGHMC(lr=0.02, temperature=0.1, epochs=15, batch_size=32, weight_decay=1e-4)
 ENGINE = Simulator(chunk=CLIENTS, workers=1)
 GRID = tuple(product((0.1, 1.0), (1.0, 50.0)))  # σ² and γ₀ of PFNM
 SHOWN = ("accuracy", "nll", "ece", "MB up", "β")
@@ -39,11 +39,12 @@ TEXT = (
     f"{CLIENTS} clients talk to the server once; every class is partitioned by Dirichlet α. {EXAMPLES:,} training "
     "examples, an MLP of 100 units for MNIST and Fashion-MNIST, LeNet-5 for CIFAR-10, SGD 0.02 with momentum 0.9, "
     f"{TRAIN.epochs} epochs. The server has {LABELLED} labelled examples, which choose ε of FedFisher (five values), "
-    "σ² and γ₀ of PFNM (four) and β of β-PredBayes. All methods have the same training at the clients, but β-PredBayes, "
-    f"which samples for {SAMPLER.epochs} epochs and sends six networks, and those with a public trunk: LeNet-5 without "
-    f"its last layer, trained at the server on {PUBLIC:,} examples of other data with labels (MNIST and Fashion-MNIST "
-    "for each other, CIFAR-100 for CIFAR-10). “FedAvg, then FedCGS” has a second exchange. “distilled” (a student of β-PredBayes) and Pooled use "
-    "all inputs in one place: no federation can run them. “MB up” is what a client sends."
+    "σ² and γ₀ of PFNM (four) and β of β-PredBayes. All methods have the same training at the clients, but "
+    f"β-PredBayes, which samples at temperature {SAMPLER.temperature:g} for {SAMPLER.epochs} epochs and sends six "
+    "networks, and those with a public trunk: LeNet-5 without its last layer, trained at the server on "
+    f"{PUBLIC:,} examples of other data with labels (MNIST and Fashion-MNIST for each other, CIFAR-100 for CIFAR-10). "
+    "“FedAvg, then FedCGS” has a second exchange. “distilled” (a student of β-PredBayes) and Pooled use all inputs in "
+    "one place: no federation can run them. “MB up” is what a client sends."
 )
 
 
