@@ -19,11 +19,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in the colour of its method; a cross for any other label."""
+    """A point in the colour of its method, with its name beside it if `named`; a cross for any other label."""
 
     label: str
     x: float
     y: float
+    named: bool = False
 
 
 @dataclass(frozen=True)

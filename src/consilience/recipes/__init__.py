@@ -16,6 +16,7 @@ from consilience.recipes import (
     hospital_methods,
     hospital_sets,
     hospitals,
+    leaderboard,
     one_shot,
     personal_hospitals,
     personal_images,
@@ -35,7 +36,7 @@ RECIPES: dict[str, Recipe] = {
         hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
         *epgan.RECIPES, epgan_toy.RECIPE, *fednp.RECIPES, fednp_moments.RECIPE, fednp_toy.RECIPE, *pfnm.RECIPES,
-        *pfnm_more.RECIPES, one_shot.RECIPE, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
+        *pfnm_more.RECIPES, one_shot.RECIPE, leaderboard.RECIPE, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
     )
 }  # fmt: skip
 

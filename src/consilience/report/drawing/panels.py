@@ -130,6 +130,9 @@ def _curve(axes: Axes, curve: Curve, colour: str | None, panel: Panel, before: S
 def _mark(axes: Axes, mark: Mark, colour: str | None) -> None:
     if not math.isfinite(mark.x + mark.y):
         return
+    if mark.named:
+        place: dict[str, Any] = {"xytext": (5, 2), "textcoords": "offset points", "fontsize": 7, "color": MUTED}
+        axes.annotate(mark.label, (mark.x, mark.y), **place)
     if colour is None:
         axes.plot(mark.x, mark.y, "+", color=INK, markersize=14, markeredgewidth=1.8, zorder=2.5)
     else:

@@ -1,0 +1,94 @@
+"""The leaderboard on one machine with many cores: its rows side by side, each in a process of its own.
+
+    python benchmarks/leaderboard.py runs/leaderboard --minutes 8.5 --at-once 14   # until it says that all is done
+    python benchmarks/leaderboard.py runs/leaderboard --rows hospitals/FedAvg writers/
+    python benchmarks/leaderboard.py runs/quick --quick
+
+Rows that have a line in results.jsonl are not computed again, and a row that is stopped goes on from its checkpoints at
+the next call. `--rows` are beginnings of federation/method. On a GPU several processes share it well with NVIDIA's MPS
+running (`nvidia-cuda-mps-control -d`). The tables go to leaderboard.md in the directory, and a report to report.html.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from consilience.recipes import leaderboard
+from consilience.recipes.base import Options
+from consilience.report import write_report
+from consilience.runs.interrupts import Interrupted
+
+
+def wanted(given, options):
+    """The rows to compute, the longest first, as the arenas are ordered."""
+    found = [f"{arena.name}/{name}" for arena, name in leaderboard.missing(options)]
+    chosen = [row for row in found if not given.rows or any(row.startswith(start) for start in given.rows)]
+    order = {"cifar10": 0, "two-labels": 1, "writers": 2, "hospitals": 3}
+    return sorted(chosen, key=lambda row: order[row.partition("/")[0]])
+
+
+def learn(given, options):
+    """One row in this process."""
+    arenas = {f"{arena.name}/{name}": (arena, name) for arena, name in leaderboard.rows(options.quick)}
+    arena, name = arenas[given.run]
+    leaderboard.write(leaderboard.compute(arena, name, options, given.at_once), options)
+
+
+def side_by_side(given, options, until):
+    """Rows to their ends, or until the time is up: the rows whose process failed."""
+    waiting, running, failed = wanted(given, options), {}, []
+    logs = options.out / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    while (waiting or running) and time.time() < until:
+        while waiting and len(running) < given.at_once:
+            row = waiting.pop(0)
+            with open(logs / f"{row.replace('/', ' ')}.txt", "a") as log:
+                command = [sys.executable, __file__, *sys.argv[1:], "--run", row]
+                running[row] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        for row, child in list(running.items()):
+            if child.poll() is not None:
+                failed += [row] * (running.pop(row).returncode != 0)
+                print(f"{row}: {'failed' if row in failed else 'done'}", flush=True)
+        time.sleep(0.2)
+    for child in running.values():
+        child.send_signal(signal.SIGINT)
+    return failed + [row for row, child in running.items() if child.wait() not in (0, 2)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", help="a directory, which may hold an earlier call's")
+    parser.add_argument("--rows", nargs="+", help="federation/method, or the beginning of it; all unless told")
+    parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("--at-once", type=int, default=1, help="how many rows are computed side by side")
+    parser.add_argument("--seeds", type=int, default=leaderboard.RECIPE.seeds)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    options = Options(given.quick, given.seeds, Path(given.out), resume=True)
+    torch.set_num_threads(1)
+    if given.run:
+        try:
+            learn(given, options)
+        except (Interrupted, KeyboardInterrupt):  # the latter before the first round
+            sys.exit(2)
+        return
+    start = time.time()
+    failed = side_by_side(given, options, start + 60 * given.minutes)
+    leaderboard.page(options, time.perf_counter())
+    write_report(options.out)
+    left = wanted(given, options)
+    if failed:
+        sys.exit(f"{', '.join(failed)} failed: see {options.out / 'logs'}")
+    print(f"{len(left)} rows are left: call again" if left else "all is done")
+
+
+if __name__ == "__main__":
+    main()
