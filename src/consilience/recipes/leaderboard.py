@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from consilience.core.errors import ConsilienceError
+from consilience.core.errors import ClientError, ConfigError, TaskError
 from consilience.core.text import plural
 from consilience.figures.panels import Mark, Panel, Panels
 from consilience.metrics import MARGINAL, spread
@@ -22,7 +22,6 @@ from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.leaderboard_methods import FEW, ONCE, methods
 from consilience.recipes.leaderboard_setting import ARENAS, Arena
 from consilience.runs import Run, Storage
-from consilience.runs.interrupts import Interrupted
 from consilience.studies import Comparison, Setting, compare
 from consilience.studies.comparison import Row
 
@@ -38,8 +37,8 @@ TEXT = (
     "by the NLL on a fifth of the first seed's training examples; the best are used for all seeds. “average” is the "
     "average of ten draws from a method's posterior; the other rows are the mean weights. “worst clients” is the mean "
     "accuracy of the tenth of the clients with the lowest one, at least one. “MB” is what all clients and the server "
-    "sent in a run, and “seconds” the training of a run, beside others on the same machine. PFNM, Ensemble, FedFisher and β-PredBayes "
-    "have one exchange. FedCGS replaces the head of FedAvg's network in the last round."
+    "sent in a run, and “seconds” the training of a run, beside others on the same machine. PFNM, Ensemble, FedFisher "
+    "and β-PredBayes have one exchange. FedCGS replaces the head of FedAvg's network in the last round."
 )
 Line = dict[str, Any]
 
@@ -71,9 +70,7 @@ def compute(arena: Arena, name: str, options: Options, beside: int = 1) -> list[
             evaluate_every=rounds, engine=arena.engine, out=Storage(here, checkpoint_every=max(1, rounds // 2)),
             measure=worst, resume=True, progress=False,
         )  # fmt: skip
-    except Interrupted:
-        raise
-    except ConsilienceError as error:
+    except (TaskError, ConfigError, ClientError) as error:
         return [{**who, "refused": str(error)}]
     values = {score["metric"]: score["values"] for score in result.scores}
     chosen = result.tuning[0]["chosen"]
