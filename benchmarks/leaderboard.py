@@ -35,10 +35,18 @@ def wanted(given, options):
 
 
 def learn(given, options):
-    """One row in this process."""
+    """One row in this process, which a background job may have started without Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     arenas = {f"{arena.name}/{name}": (arena, name) for arena, name in leaderboard.rows(options.quick)}
     arena, name = arenas[given.run]
     leaderboard.write(leaderboard.compute(arena, name, options, given.at_once), options)
+
+
+def started(row, log):
+    """A process that computes a row, and writes to the end of a file."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--run", row]
+    with open(log, "a") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
 
 def side_by_side(given, options, until):
@@ -46,17 +54,18 @@ def side_by_side(given, options, until):
     waiting, running, failed = wanted(given, options), {}, []
     logs = options.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    while (waiting or running) and time.time() < until:
-        while waiting and len(running) < given.at_once:
-            row = waiting.pop(0)
-            with open(logs / f"{row.replace('/', ' ')}.txt", "a") as log:
-                command = [sys.executable, __file__, *sys.argv[1:], "--run", row]
-                running[row] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        for row, child in list(running.items()):
-            if child.poll() is not None:
-                failed += [row] * (running.pop(row).returncode != 0)
-                print(f"{row}: {'failed' if row in failed else 'done'}", flush=True)
-        time.sleep(0.2)
+    try:
+        while (waiting or running) and time.time() < until:
+            while waiting and len(running) < given.at_once:
+                row = waiting.pop(0)
+                running[row] = started(row, logs / f"{row.replace('/', ' ')}.txt")
+            for row, child in list(running.items()):
+                if child.poll() is not None:
+                    failed += [row] * (running.pop(row).returncode != 0)
+                    print(f"{row}: {'failed' if row in failed else 'done'}", flush=True)
+            time.sleep(0.2)
+    except KeyboardInterrupt:  # as if the time were up
+        pass
     for child in running.values():
         child.send_signal(signal.SIGINT)
     return failed + [row for row, child in running.items() if child.wait() not in (0, 2)]
