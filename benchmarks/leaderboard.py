@@ -39,7 +39,8 @@ def learn(given, options):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arenas = {f"{arena.name}/{name}": (arena, name) for arena, name in leaderboard.rows(options.quick)}
     arena, name = arenas[given.run]
-    leaderboard.write(leaderboard.compute(arena, name, options, given.at_once), options)
+    lines = leaderboard.compute(arena, name, options, trials=given.trials, beside=given.at_once)
+    leaderboard.write(lines, options)
 
 
 def started(row, log):
@@ -78,6 +79,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--at-once", type=int, default=1, help="how many rows are computed side by side")
     parser.add_argument("--seeds", type=int, default=leaderboard.RECIPE.seeds)
+    parser.add_argument("--trials", type=int, help=f"of a method's settings; {leaderboard.TRIALS} unless told")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     given = parser.parse_args()

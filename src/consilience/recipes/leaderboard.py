@@ -33,13 +33,13 @@ WORST = "worst clients"
 METRICS = ("accuracy", "nll", "ece", WORST, "MB sent", "seconds")
 HEADS = ("accuracy", "NLL", "ECE", "worst clients", "MB", "seconds")
 TEXT = (
-    "Every client holds out a part of its examples for testing, and is tested with the model that it would use. "
-    f"Every method has {plural(TRIALS, 'trial')} of its own settings (its defaults, and draws from its ranges), scored "
-    "by the NLL on a fifth of the first seed's training examples; the best are used for all seeds. “average” is the "
-    "average of ten draws from a method's posterior; the other rows are the mean weights. “worst clients” is the mean "
-    "accuracy of the tenth of the clients with the lowest one, at least one. “MB” is what all clients and the server "
-    "sent in a run, and “seconds” the training of a run, beside others on the same machine. PFNM, Ensemble, FedFisher "
-    "and β-PredBayes have one exchange. FedCGS replaces the head of FedAvg's network in the last round."
+    "Every client holds out a part of its examples for testing, and is tested with the model that it would use. Every "
+    "method has {trials} of its own settings (its defaults, and draws from its ranges), scored by the NLL on a fifth "
+    "of the first seed's training examples; the best are used for all seeds. “average” is the average of ten draws "
+    "from a method's posterior; the other rows are the mean weights. “worst clients” is the mean accuracy of the tenth "
+    "of the clients with the lowest one, at least one. “MB” is what all clients and the server sent in a run, and "
+    "“seconds” the training of a run, beside others on the same machine. PFNM, Ensemble, FedFisher and β-PredBayes "
+    "have one exchange. FedCGS replaces the head of FedAvg's network in the last round."
 )
 Line = dict[str, Any]
 
@@ -58,16 +58,16 @@ def worst(run: Run, at: Setting) -> dict[str, float]:
     return {WORST: sum(few) / len(few)}
 
 
-def compute(arena: Arena, name: str, options: Options, beside: int = 1) -> list[Line]:
+def compute(arena: Arena, name: str, options: Options, *, trials: int | None = None, beside: int = 1) -> list[Line]:
     """The lines of a row: one a seed, or one that says why the method refuses the task. Runs that are stopped go on
-    from their checkpoints."""
+    from their checkpoints. `beside` is noted: how many rows are computed on the machine at once."""
     once, here = name in ONCE, options.out / "runs" / arena.name / name
     rounds = 1 if once else arena.rounds
-    who = {"federation": arena.name, "method": name}
+    who, trials = {"federation": arena.name, "method": name}, trials or (QUICK_TRIALS if options.quick else TRIALS)
     try:
         result = compare(
             {name: methods(arena)[name]}, partial(arena.setting, quick=options.quick), seeds=options.seeds,
-            tune=QUICK_TRIALS if options.quick else TRIALS, rounds=rounds, cohort=None if once else arena.cohort,
+            tune=trials, rounds=rounds, cohort=None if once else arena.cohort,
             evaluate_every=rounds, engine=arena.engine, out=Storage(here, checkpoint_every=max(1, rounds // 2)),
             measure=worst, resume=True, progress=False,
         )  # fmt: skip
@@ -78,7 +78,7 @@ def compute(arena: Arena, name: str, options: Options, beside: int = 1) -> list[
     values = {score["metric"]: score["values"] for score in result.scores}
     chosen = result.tuning[0]["chosen"]
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() and not arena.small else "CPU"
-    facts = {"rounds": rounds, "settings": chosen, "machine": machine, "beside": beside}
+    facts = {"rounds": rounds, "trials": trials, "settings": chosen, "machine": machine, "beside": beside}
     return [
         {**who, "seed": seed, **{metric: found[seed] for metric, found in values.items()}, **facts}
         for seed in range(options.seeds)
@@ -200,7 +200,9 @@ def page(options: Options, start: float) -> Comparison:
                 if values
             ]
     (options.out / "leaderboard.md").write_text(markdown(lines))
-    return finished("leaderboard", TITLE, TEXT, options, found, figures(lines), start)
+    trials = max((line.get("trials", 1) for line in lines), default=1)
+    text = TEXT.format(trials=plural(trials, "trial"))
+    return finished("leaderboard", TITLE, text, options, found, figures(lines), start)
 
 
 def run(options: Options) -> Comparison:
