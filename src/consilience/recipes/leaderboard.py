@@ -173,12 +173,9 @@ def figures(lines: Sequence[Line]) -> list[Panels]:
         panels = [
             Panel(
                 f"{up} by {along}",
-                marks=[
-                    Mark(name, math.log10(means[x]), means[y], named=True)
-                    for name, means in cells.items()
-                    if means[x] > 0
-                ],
-                x_label=f"log₁₀ {along}",
+                marks=[Mark(name, means[x], means[y], named=True) for name, means in cells.items() if means[x] > 0],
+                x_label=along,
+                log_x=True,
                 y_label=up,
             )
             for up, along, y, x in plots
@@ -188,8 +185,18 @@ def figures(lines: Sequence[Line]) -> list[Panels]:
     return found
 
 
+def save_plots(drawn: Sequence[Panels], names: Sequence[str], out: Path) -> None:
+    """The figures as SVG files."""
+    from consilience.report.drawing.panels import side_by_side  # Matplotlib is slow to import
+    from consilience.report.figure import Figure
+
+    for panels in drawn:
+        name = next(arena.name for arena in ARENAS if arena.title == panels.title)
+        Figure(panels.title, (side_by_side(panels, names),)).save(out / f"leaderboard-{name}.svg")
+
+
 def page(options: Options, start: float) -> Comparison:
-    """Write the tables and the report from the lines that there are."""
+    """Write the tables, plots and report from the lines that there are."""
     lines, found = read(options.out), list[Row]()
     for arena in ARENAS:
         for name, cells in table(lines, arena):
@@ -199,10 +206,12 @@ def page(options: Options, start: float) -> Comparison:
                 for metric, values in zip(METRICS, cells, strict=True)
                 if values
             ]
+    drawn = figures(lines)
     (options.out / "leaderboard.md").write_text(markdown(lines))
+    save_plots(drawn, list(dict.fromkeys(row.method for row in found)), options.out)
     trials = max((line.get("trials", 1) for line in lines), default=1)
     text = TEXT.format(trials=plural(trials, "trial"))
-    return finished("leaderboard", TITLE, text, options, found, figures(lines), start)
+    return finished("leaderboard", TITLE, text, options, found, drawn, start)
 
 
 def run(options: Options) -> Comparison:

@@ -17,6 +17,7 @@ from consilience.report.drawing.canvas import DASHED, FEW, INK, MUTED, NAME, PAP
 from consilience.report.drawing.charts import SLANTED, separate_cells
 
 SIZE = (11.0, 4.6)
+SHORT = 30.0  # below this ratio of its ends, a logarithmic axis has labels between powers of ten
 
 
 def side_by_side(figure: Panels, methods: Sequence[str]) -> Drawing:
@@ -54,6 +55,12 @@ def _lines(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
     for mark in panel.marks:
         _mark(axes, mark, colours.get(mark.label))
     axes.set_title(f"{panel.title} (log scale)" if panel.log else panel.title)
+    if panel.log_x:
+        axes.set_xscale("log")
+        plain = FuncFormatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_major_formatter(plain)
+        low, high = axes.get_xlim()
+        axes.xaxis.set_minor_formatter(plain if high / low < SHORT else NullFormatter())
     if panel.log:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=9))
