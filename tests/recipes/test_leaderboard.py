@@ -73,6 +73,18 @@ def test_the_best_accuracy_comes_first_and_what_needs_no_messages_sends_none():
     assert [mark.label for mark in figure.panels[0].marks] == ["FedEP(I), average", "FedAvg", "FedEP(I)"]
 
 
+def test_differences_to_fedavg_are_paired_by_seed():
+    values = {"FedAvg": (0.4, 0.6), "FedProx": (0.3, 0.65)}
+    lines = [
+        {**_lines(method, 0.5)[0], "seed": seed, "nll": nll}
+        for method, each in values.items()
+        for seed, nll in enumerate(each)
+    ]
+    shown = leaderboard.markdown(lines)
+    assert "| FedProx | 0.500 ± 0.000 | 0.475 ± 0.247 | -0.025 (1 of 2) |" in shown
+    assert "+0.000 (0 of 2)" in shown
+
+
 def test_of_a_row_that_was_computed_twice_the_last_lines_count(tmp_path):
     lines = [*_lines("FedAvg", 0.6), *_lines("FedAvg", 0.7)]
     (tmp_path / leaderboard.RESULTS).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -31,7 +31,7 @@ RESULTS = "results.jsonl"
 SILENT = ("Pooled", "LocalOnly")  # methods that need no messages
 WORST = "worst clients"
 METRICS = ("accuracy", "nll", "ece", WORST, "MB sent", "seconds")
-HEADS = ("accuracy", "NLL", "ECE", "worst clients", "MB", "seconds")
+HEADS = ("accuracy", "NLL", "NLL − FedAvg's", "ECE", "worst clients", "MB", "seconds")
 TEXT = (
     "Every client holds out a part of its examples for testing, and is tested with the model that it would use. Every "
     "method has {trials} of its own settings (its defaults, and draws from its ranges), scored by the NLL on a fifth "
@@ -148,8 +148,11 @@ def markdown(lines: Sequence[Line]) -> str:
         found = table(lines, arena)
         if not found:
             continue
+        first = dict(found).get("FedAvg", [[], []])[1]
         parts += [f"## {arena.title}\n", f"| method | {' | '.join(HEADS)} |", "|---" * (len(HEADS) + 1) + "|"]
-        parts += [f"| {name} | {' | '.join(map(_cell, METRICS, cells))} |" for name, cells in found]
+        for name, cells in found:
+            shown = [*map(_cell, METRICS, cells)]
+            parts.append(f"| {name} | {' | '.join([*shown[:2], _paired(cells[1], first), *shown[2:]])} |")
         refused = [line for line in lines if line["federation"] == arena.name and "refused" in line]
         parts += ["", *(f"- {line['method']}: {line['refused']}" for line in refused), ""]
     return "\n".join(parts)
@@ -162,6 +165,14 @@ def _cell(metric: str, values: Sequence[float]) -> str:
     if metric in ("MB sent", "seconds"):
         return f"{mean:.3g}"
     return f"{mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+
+
+def _paired(values: Sequence[float], first: Sequence[float]) -> str:
+    """The mean difference to FedAvg's NLL, and the number of seeds in which it is lower."""
+    if len(values) != len(first) or not first:
+        return "–"
+    apart = [a - b for a, b in zip(values, first, strict=True)]
+    return f"{sum(apart) / len(apart):+.3f} ({sum(d < 0 for d in apart)} of {len(apart)})"
 
 
 def figures(lines: Sequence[Line]) -> list[Panels]:
