@@ -27,11 +27,12 @@ from consilience.runs.interrupts import Interrupted
 
 
 def wanted(given, options):
-    """The rows to compute, the longest first, as the arenas are ordered."""
+    """The rows to compute: one of each federation in turn, so that the GPU and the cores both have work."""
     found = [f"{arena.name}/{name}" for arena, name in leaderboard.missing(options)]
     chosen = [row for row in found if not given.rows or any(row.startswith(start) for start in given.rows)]
-    order = {"cifar10": 0, "two-labels": 1, "writers": 2, "hospitals": 3}
-    return sorted(chosen, key=lambda row: order[row.partition("/")[0]])
+    arenas = [row.partition("/")[0] for row in chosen]
+    turn = [arenas[:k].count(arena) for k, arena in enumerate(arenas)]
+    return [row for _, row in sorted(zip(turn, chosen, strict=True), key=lambda pair: pair[0])]
 
 
 def learn(given, options):

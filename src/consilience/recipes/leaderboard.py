@@ -77,7 +77,7 @@ def compute(arena: Arena, name: str, options: Options, *, trials: int | None = N
         return [{**who, "refused": str(error)}]
     values = {score["metric"]: score["values"] for score in result.scores}
     chosen = result.tuning[0]["chosen"]
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() and not arena.small else "CPU"
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() and arena.gpu else "CPU"
     facts = {"rounds": rounds, "trials": trials, "settings": chosen, "machine": machine, "beside": beside}
     return [
         {**who, "seed": seed, **{metric: found[seed] for metric, found in values.items()}, **facts}

@@ -21,7 +21,8 @@ QUICK = 800  # examples of a quick run
 @dataclass(frozen=True)
 class Arena:
     """A federation, its network, and what all methods have in common: rounds, clients a round (all when None), local
-    optimiser, and the epochs of methods with one exchange. `small` networks allow exact inference."""
+    optimiser, and the epochs of methods with one exchange. `small` networks allow exact inference. Only convolutions are
+    worth a GPU, while its machine's cores compute the other rows."""
 
     name: str
     title: str
@@ -33,6 +34,7 @@ class Arena:
     train: SGD
     epochs: int
     small: bool = False
+    gpu: bool = False
 
     def quick(self) -> Arena:
         """The same federation at a size for tests."""
@@ -47,7 +49,7 @@ class Arena:
     @property
     def engine(self) -> Simulator:
         """One process: rows of the table run side by side."""
-        return Simulator(device="cpu" if self.small else None, chunk=self.cohort or 10, workers=1, threads=1)
+        return Simulator(device=None if self.gpu else "cpu", chunk=self.cohort or 10, workers=1, threads=1)
 
 
 def _writers(seed: int, quick: bool) -> Federation:
@@ -87,7 +89,7 @@ ARENAS = (
     ),
     Arena(
         "cifar10", "CIFAR-10, Dirichlet 0.1", _dirichlet, lenet5, held_out=0.2, rounds=50, cohort=None,
-        train=replace(LOCAL, batch_size=50), epochs=20,
+        train=replace(LOCAL, batch_size=50), epochs=20, gpu=True,
     ),
     Arena(
         "hospitals", "Four hospitals", _hospitals, logistic, held_out=0.25, rounds=30, cohort=None,
