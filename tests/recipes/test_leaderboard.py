@@ -81,7 +81,7 @@ def test_differences_to_fedavg_are_paired_by_seed():
         for seed, nll in enumerate(each)
     ]
     shown = leaderboard.markdown(lines)
-    assert "| FedProx | 0.500 ± 0.000 | 0.475 ± 0.247 | -0.025 (1 of 2) |" in shown
+    assert "| FedProx | 0.500 ± 0.000 | 0.475 ± 0.247 | −0.025 (1 of 2) |" in shown
     assert "+0.000 (0 of 2)" in shown
 
 

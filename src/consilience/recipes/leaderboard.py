@@ -172,7 +172,8 @@ def _paired(values: Sequence[float], first: Sequence[float]) -> str:
     if len(values) != len(first) or not first:
         return "–"
     apart = [a - b for a, b in zip(values, first, strict=True)]
-    return f"{sum(apart) / len(apart):+.3f} ({sum(d < 0 for d in apart)} of {len(apart)})"
+    mean = f"{sum(apart) / len(apart):+.3f}".replace("-", "−")
+    return f"{mean} ({sum(d < 0 for d in apart)} of {len(apart)})"
 
 
 def figures(lines: Sequence[Line]) -> list[Panels]:

@@ -21,8 +21,8 @@ QUICK = 800  # examples of a quick run
 @dataclass(frozen=True)
 class Arena:
     """A federation, its network, and what all methods have in common: rounds, clients a round (all when None), local
-    optimiser, and the epochs of methods with one exchange. `small` networks allow exact inference. Only convolutions are
-    worth a GPU, while its machine's cores compute the other rows."""
+    optimiser, and the epochs of methods with one exchange. `small` networks allow exact inference. Only convolutions
+    are worth a GPU, while its machine's cores compute the other rows."""
 
     name: str
     title: str
