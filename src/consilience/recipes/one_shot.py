@@ -36,8 +36,8 @@ METHODS = (
     "FedAvg, public trunk", "FedCGS, public trunk", "FedAvg, then FedCGS", "β-PredBayes, distilled", "Pooled",
 )  # fmt: skip
 TEXT = (
-    f"{CLIENTS} clients talk to the server once; every class is partitioned by Dirichlet α. {EXAMPLES:,} training "
-    "examples, an MLP of 100 units for MNIST and Fashion-MNIST, LeNet-5 for CIFAR-10, SGD 0.02 with momentum 0.9, "
+    f"{CLIENTS} clients talk to the server once; every class is partitioned by Dirichlet α. About {EXAMPLES:,} training"
+    " examples, an MLP of 100 units for MNIST and Fashion-MNIST, LeNet-5 for CIFAR-10, SGD 0.02 with momentum 0.9, "
     f"{TRAIN.epochs} epochs. The server has {LABELLED} labelled examples, which choose ε of FedFisher (five values), "
     "σ² and γ₀ of PFNM (four) and β of β-PredBayes. All methods have the same training at the clients, but "
     f"β-PredBayes, which samples at temperature {SAMPLER.temperature:g} for {SAMPLER.epochs} epochs and sends six "
