@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, jacrev
 
 import consilience as cs
 from consilience.tasks import curvature
@@ -59,6 +59,22 @@ def test_of_a_regression_it_is_the_squared_jacobian():
     # targets one deviation off along each output, whose gradients are the rows of the Jacobian
     wanted = plain(task, module, batch, lambda out, y: (out[0] * y).sum(), lambda out: [(e, 1.0) for e in torch.eye(3)])
     torch.testing.assert_close(curvature.diagonal_one(task, task.initial(), batch), wanted)
+
+
+@pytest.mark.parametrize("kind", [cs.MultiLabel, cs.Binary, cs.Classification, cs.Regression])
+def test_roots_have_the_information_of_an_output(kind):
+    """Σ_r s_r s_rᵀ is the Hessian of the loss in the output, which does not depend on y for these likelihoods."""
+    likelihood = kind(nn.Linear(2, 3)).likelihood
+    output = torch.randn(2, 1 if kind is cs.Binary else 3, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.zeros(2, dtype=torch.int64) if kind in (cs.Classification, cs.Binary) else torch.zeros(2, 3).double()
+    roots = likelihood.roots(output)
+    for row in range(2):
+
+        def loss(at, row=row):
+            return likelihood.losses(at.unsqueeze(0), y[row : row + 1]).sum()
+
+        wanted = jacrev(grad(loss))(output[row])
+        torch.testing.assert_close(torch.einsum("ri,rj->ij", roots[:, row], roots[:, row]), wanted)
 
 
 @pytest.mark.parametrize("net", ["linear", "convolutions"])

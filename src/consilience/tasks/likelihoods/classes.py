@@ -212,6 +212,11 @@ class Bernoulli(Likelihood):
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         return (keys.uniform(key, output.numel(), output.dtype).view(output.shape) < output.sigmoid()).to(output.dtype)
 
+    def roots(self, output: Tensor) -> Tensor:
+        """√(p_l (1 − p_l)) e_l for every label l."""
+        unit = torch.eye(output.shape[-1], dtype=output.dtype, device=output.device)
+        return (output.sigmoid() * (-output).sigmoid()).sqrt() * unit.unsqueeze(1)
+
     def predictive(self, output: Tensor) -> Tensor:
         return output.sigmoid()
 
