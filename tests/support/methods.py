@@ -81,8 +81,8 @@ VARIANTS = [
 ]
 ALGORITHMS = [*map(variant, KINDS), *VARIANTS]
 # Every kind of record that engines handle beside those of the core: a state that only its client knows, stacked
-# updates, a wrapped update with a secret, a federation that is rearranged.
-ENGINES = [*CORE, *map(variant, (cs.algorithms.MOON, cs.Robust, cs.Private, cs.Pooled))]
+# updates, sums in another precision, a wrapped update with a secret, a federation that is rearranged.
+ENGINES = [*CORE, *map(variant, (cs.algorithms.MOON, cs.algorithms.FedCGS, cs.Robust, cs.Private, cs.Pooled))]
 
 
 def label(method):

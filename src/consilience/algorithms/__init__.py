@@ -8,10 +8,12 @@ from consilience.algorithms.ensemble import Ensemble
 from consilience.algorithms.fedavg import FedAvg
 from consilience.algorithms.fedbe import FedBE
 from consilience.algorithms.fedbn import FedBN
+from consilience.algorithms.fedcgs import FedCGS
 from consilience.algorithms.feddc import FedDC
 from consilience.algorithms.feddyn import FedDyn
 from consilience.algorithms.fedep import FedEP
 from consilience.algorithms.fedex import FedEx
+from consilience.algorithms.fedfisher import FedFisher, FedFisherKFAC
 from consilience.algorithms.fedla import FedLA
 from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fednp import FedNP
@@ -32,6 +34,7 @@ from consilience.algorithms.moon import MOON
 from consilience.algorithms.partial_pooling import PartialPooling
 from consilience.algorithms.pfedme import PFedMe
 from consilience.algorithms.pfnm import PFNM
+from consilience.algorithms.predbayes import PredBayes
 from consilience.algorithms.private import Private
 from consilience.algorithms.references import LocalOnly, Pooled
 from consilience.algorithms.robust import Krum, Median, Robust, Rule, TrimmedMean
@@ -44,8 +47,9 @@ from consilience.algorithms.switch import Switch
 
 __all__ = [
     "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Ditto",
-    "Downpour", "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx",
-    "FedGAN", "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedPer", "FedProx", "FedRep", "FedSEP",
-    "FedSGD", "Krum", "LocalOnly", "Median", "PFedMe", "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust",
-    "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change", "epsilon",
+    "Downpour", "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedCGS", "FedDC", "FedDyn", "FedEP",
+    "FedEx", "FedFisher", "FedFisherKFAC", "FedGAN", "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedPer",
+    "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median", "PFedMe", "PartialPooling", "Pooled",
+    "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change",
+    "epsilon",
 ]  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from consilience.core.display import span
 from consilience.core.errors import TaskError
 from consilience.core.gaussian import Gaussian
-from consilience.core.records import Point, record, shape
+from consilience.core.records import Point, record, shape, static
 
 
 @record
@@ -37,6 +38,23 @@ class Mixture:
         weights = self.weights.to(predictions)
         total = (predictions * (weights / weights.sum(0)).view(shape)).sum(0)  # 1 in the predictions' precision
         return total / total.sum(-1, keepdim=True).clamp_min(1e-30) if self.weights.shape[1] > 1 else total
+
+
+@record
+class Interpolated(Mixture):
+    """Networks of several clients, `each` of every client in turn. They predict log p = β Σ_k log p_k + (1 − β) log
+    (1/K) Σ_k p_k, scaled to sum to 1, where p_k is the mean over client k's networks. β = 0 is the mixture of the
+    clients' predictions, and β = 1 their product."""
+
+    beta: float = static()
+    each: int = static()
+
+    def combine(self, predictions: Tensor) -> Tensor:
+        """The interpolation of probabilities [M, N, …, C]."""
+        own = predictions.view(-1, self.each, *predictions.shape[1:]).mean(1)
+        log_own = own.clamp_min(torch.finfo(own.dtype).tiny).log()
+        logs: Tensor = self.beta * log_own.sum(0) + (1 - self.beta) * own.mean(0).log()
+        return logs.softmax(-1)
 
 
 Belief = Gaussian | Point | Mixture

@@ -192,7 +192,8 @@ def evaluate(
         replicates = {test.name(c): one for c, one in spread.replicates.items()}
     point = Evaluation(
         scores, None, clients, bins, None, entropies, outside=None if outside is None else outside.name,
-        belief=type(beliefs[0]).__name__, intervals=spread.overall, level=intervals, replicates=replicates,
+        belief="Mixture" if several else type(beliefs[0]).__name__, intervals=spread.overall, level=intervals,
+        replicates=replicates,
         counts=_counts(found),
     )  # fmt: skip
     if samples and all(isinstance(belief, Gaussian) for belief in beliefs) and _averages(task, own):

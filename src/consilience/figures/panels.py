@@ -19,11 +19,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in the colour of its method; a cross for any other label."""
+    """A point in the colour of its method, with its name beside it if `named`; a cross for any other label."""
 
     label: str
     x: float
     y: float
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Heat:
 
 @dataclass(frozen=True)
 class Panel:
-    """Axes and their contents. `log` is for the y axis; with ellipses, both axes have the same unit. A heat map has no
-    other contents beside it; all heat maps of a figure share their shades."""
+    """Axes and their contents. `log` is for the y axis, `log_x` for the x axis; with ellipses, both axes have the same
+    unit. A heat map has no other contents beside it; all heat maps of a figure share their shades."""
 
     title: str
     curves: list[Curve] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Panel:
     log: bool = False
     y_label: str = ""
     heat: Heat | None = None
+    log_x: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from consilience.recipes import (
     hospital_methods,
     hospital_sets,
     hospitals,
+    leaderboard,
+    one_shot,
     personal_hospitals,
     personal_images,
     pfnm,
@@ -37,7 +39,7 @@ RECIPES: dict[str, Recipe] = {
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
         *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES,
         fednp_moments.RECIPE, fednp_toy.RECIPE, fednp_speech.RECIPE, *pfnm.RECIPES,
-        *pfnm_more.RECIPES, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
+        *pfnm_more.RECIPES, one_shot.RECIPE, leaderboard.RECIPE, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
     )
 }  # fmt: skip
 

@@ -98,7 +98,7 @@ class Study:
         for seed, split, value in product(range(options.seeds), splits, sweep):
             options.tell(f"{split}, {value} {self.axis}", seed)
             case = self.case(split, value, seed, options.quick)
-            found[split, value, seed] = kept(options, case, partial(self.score, case, options.quick))
+            found[split, value, seed] = kept(options, case.slug, partial(self.score, case, options.quick))
         rows = []
         for split in splits:
             suffix = "" if split == SPLITS[0] else f", {split}"

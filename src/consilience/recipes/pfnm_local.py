@@ -169,9 +169,9 @@ def matched(local: Trained, how: BetaBernoulli, data: Dataset | None = None) -> 
     return local.scored(*local.fused(PFNM(how=how)), data)
 
 
-def kept(options: Options, case: Case, work: Callable[[], Scores]) -> Scores:
+def kept(options: Options, slug: str, work: Callable[[], Scores]) -> Scores:
     """Scores from the file of an earlier run that is resumed, or else of `work`, which are then written."""
-    path = Path(options.out) / "cases" / f"{case.slug}.json"
+    path = Path(options.out) / "cases" / f"{slug}.json"
     if options.resume and path.exists():
         found: Scores = read_json(path)
         return found

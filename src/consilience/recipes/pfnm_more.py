@@ -50,7 +50,7 @@ def sensitivity(options: Options) -> Comparison:
     for seed in range(options.seeds):
         options.tell(f"{len(grid)} settings", seed)
         case = Case(SPLITS[0], clients, (100,), seed)
-        tables.append(kept(options, case, partial(work, case)))
+        tables.append(kept(options, case.slug, partial(work, case)))
     names = variants()
     rows = in_rows([{name: table[name] for name in names} for table in tables])
     cells = {(row.method, row.metric): row.mean for row in in_rows(tables)}

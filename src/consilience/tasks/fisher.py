@@ -31,7 +31,7 @@ def by_examples(networks: Networks, likelihood: Likelihood, theta: Tensor, batch
         one_x, one_y = tree_map(lambda leaf: leaf.unsqueeze(0), (x, y))
         return likelihood.losses(networks.apply(theta, one_x, given=given), one_y).sum()
 
-    y = _draw(likelihood, output, batch)
+    y = drawn(likelihood, output, batch)
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))(theta, batch.x, y)
     total: Tensor = batch.w @ gradients.square()
     return total / batch.w.sum().clamp_min(1e-12)
@@ -48,7 +48,7 @@ def by_layers(networks: Networks, likelihood: Likelihood, theta: Tensor, batch: 
 
     def loss(zeros: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         output, inputs = networks.tapped(theta, batch.x, offsets=zeros)
-        return likelihood.losses(output, _draw(likelihood, output, batch)).sum(), inputs
+        return likelihood.losses(output, drawn(likelihood, output, batch)).sum(), inputs
 
     rows = batch.size
     zeros = {name: theta.new_zeros(rows, layer.out_features) for name, layer in layers.items()}
@@ -66,6 +66,7 @@ def by_layers(networks: Networks, likelihood: Likelihood, theta: Tensor, batch: 
     return found / batch.w.sum().clamp_min(1e-12)
 
 
-def _draw(likelihood: Likelihood, output: Tensor, batch: Batch) -> Tensor:
-    drawn = likelihood.draw(tree_map(torch.detach, output), keys.mix(batch.key ^ 0x5EED))
-    return likelihood.masked(drawn, batch.y)
+def drawn(likelihood: Likelihood, output: Tensor, batch: Batch) -> Tensor:
+    """A target for each example, from the likelihood."""
+    found = likelihood.draw(tree_map(torch.detach, output), keys.mix(batch.key ^ 0x5EED))
+    return likelihood.masked(found, batch.y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from consilience.compute.execution import Execution
 from consilience.compute.layers import has_dropout, prepare_for_passes
 from consilience.compute.passes import Moments, Pass, Seen
 from consilience.compute.products import use_kernels, use_matmul_convolutions
-from consilience.compute.taps import only_linear, with_taps
+from consilience.compute.taps import Tap, only_linear, products, with_taps
 from consilience.core import TaskError
 from consilience.core.records import Tree
 from consilience.tasks.layout import MAIN, Layout
@@ -40,8 +41,15 @@ class Network:
         with run:
             return functional_call(module, weights, args, kwargs)
 
+    @cached_property
+    def products(self) -> tuple[nn.Module, dict[str, Tap]]:
+        """A copy for evaluation with taps on all layers that multiply matrices."""
+        module, _ = self.evaluation
+        return with_taps(module, products(module))
+
     def place(self, execution: Execution) -> None:
         """Move the modules to a device, in place; on a GPU compiled training multiplies matrices."""
+        self.__dict__.pop("products", None)
         if execution.on_gpu:
             module, taps = copy.deepcopy(self.training)
             self.training = use_matmul_convolutions(module), taps
@@ -107,6 +115,14 @@ class Networks:
         new.layout, new.functions = copy.deepcopy((self.layout, self.functions))
         for function in new.functions.values():
             function.training = use_kernels(function.training[0]), function.training[1]
+        return new
+
+    def with_taps_on_products(self) -> Networks:
+        """These networks for evaluation, whose `tapped` sees all layers of the main one that multiply matrices."""
+        new = copy.copy(self)
+        main = copy.copy(self.functions[MAIN])
+        main.evaluation = main.products
+        new.functions = self.functions | {MAIN: main}
         return new
 
     def with_statistics(self, statistics: Mapping[str, Tensor]) -> Networks:

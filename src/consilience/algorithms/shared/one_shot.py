@@ -60,14 +60,19 @@ class OneShot(Algorithm):
     def message(self, server: Any, ids: Tensor) -> Addressed:
         return Addressed(None, self.starts(server, ids))
 
-    def local(self, task: Task, message: Addressed, state: None, cohort: Cohort) -> tuple[Update, None]:
-        start = message.own
-        theta = torch.where(start.known > 0, start.theta, own_start(task, cohort))
+    def local(self, task: Task, message: Addressed, state: None, cohort: Cohort) -> tuple[Any, None]:
+        theta = started(task, message, cohort)
         x = cohort.glimpse()
         self.check(task, theta[0], x)
         labels = cohort.label_counts(task.predict(theta[0], x).shape[-1]) if self.sends_labels else None
         trained = self.train(task, theta, cohort)
         return Update(trained, labels, cohort.ids.to(trained.device, copy=True)), None
+
+
+def started(task: Task, message: Addressed, cohort: Cohort) -> Tensor:
+    """The weights [K, P] that clients begin with: those of the message, or their own initial ones."""
+    start: Message = message.own
+    return torch.where(start.known > 0, start.theta, own_start(task, cohort))
 
 
 def own_start(task: Task, cohort: Cohort) -> Tensor:

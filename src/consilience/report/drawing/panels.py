@@ -17,6 +17,7 @@ from consilience.report.drawing.canvas import DASHED, FEW, INK, MUTED, NAME, PAP
 from consilience.report.drawing.charts import SLANTED, separate_cells
 
 SIZE, ONE = (11.0, 4.6), (5.4, 3.4)  # inches of several panels, and of one
+SHORT = 30.0  # below this ratio of its ends, a logarithmic axis has labels between powers of ten
 
 
 def side_by_side(figure: Panels, methods: Sequence[str]) -> Drawing:
@@ -55,6 +56,12 @@ def _lines(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
     for mark in panel.marks:
         _mark(axes, mark, colours.get(mark.label))
     axes.set_title(f"{panel.title} (log scale)" if panel.log else panel.title)
+    if panel.log_x:
+        axes.set_xscale("log")
+        plain = FuncFormatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_major_formatter(plain)
+        low, high = axes.get_xlim()
+        axes.xaxis.set_minor_formatter(plain if high / low < SHORT else NullFormatter())
     if panel.log:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=9))
@@ -131,6 +138,9 @@ def _curve(axes: Axes, curve: Curve, colour: str | None, panel: Panel, before: S
 def _mark(axes: Axes, mark: Mark, colour: str | None) -> None:
     if not math.isfinite(mark.x + mark.y):
         return
+    if mark.named:
+        place: dict[str, Any] = {"xytext": (5, 2), "textcoords": "offset points", "fontsize": 7, "color": MUTED}
+        axes.annotate(mark.label, (mark.x, mark.y), **place)
     if colour is None:
         axes.plot(mark.x, mark.y, "+", color=INK, markersize=14, markeredgewidth=1.8, zorder=2.5)
     else:

@@ -70,6 +70,11 @@ class Likelihood(ABC):
     def draw(self, output: Any, key: Tensor) -> Tensor:
         """Targets drawn from p(y | output), for Fisher information."""
 
+    def roots(self, output: Any) -> Tensor | None:
+        """Vectors s_r [R, B, …] with Σ_r s_r s_rᵀ the Fisher information of each example's output, E_y of ∂ log p(y |
+        output) times its transpose; None if there is no such formula."""
+        return None
+
     @abstractmethod
     def predictive(self, output: Any) -> Tensor:
         """The mean of p(y | output), or another quantity that may be averaged over networks."""

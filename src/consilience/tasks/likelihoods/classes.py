@@ -83,6 +83,12 @@ class Categorical(Weighing):
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         return choose(output.softmax(-1), key)
 
+    def roots(self, output: Tensor) -> Tensor:
+        """√p_c (p − e_c) for every class c."""
+        p = output.softmax(-1)
+        unit = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        return p.mT.sqrt().unsqueeze(-1) * (p - unit.unsqueeze(1))
+
     def predictive(self, output: Tensor) -> Tensor:
         return output.softmax(-1)
 
@@ -125,6 +131,10 @@ class Binary(Weighing):
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         return choose(self.predictive(output), key)
+
+    def roots(self, output: Tensor) -> Tensor:
+        """√(p (1 − p))."""
+        return (output.sigmoid() * (-output).sigmoid()).sqrt().unsqueeze(0)
 
     def predictive(self, output: Tensor) -> Tensor:
         logit = output.reshape(len(output))
@@ -201,6 +211,11 @@ class Bernoulli(Likelihood):
 
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         return (keys.uniform(key, output.numel(), output.dtype).view(output.shape) < output.sigmoid()).to(output.dtype)
+
+    def roots(self, output: Tensor) -> Tensor:
+        """√(p_l (1 − p_l)) e_l for every label l."""
+        unit = torch.eye(output.shape[-1], dtype=output.dtype, device=output.device)
+        return (output.sigmoid() * (-output).sigmoid()).sqrt() * unit.unsqueeze(1)
 
     def predictive(self, output: Tensor) -> Tensor:
         return output.sigmoid()

@@ -35,6 +35,11 @@ class Normal(Likelihood):
     def draw(self, output: Tensor, key: Tensor) -> Tensor:
         return output + self.noise * keys.standard(key, output.numel(), output.dtype).view(output.shape)
 
+    def roots(self, output: Tensor) -> Tensor:
+        """e_r / noise for every number r of an output."""
+        unit = torch.eye(output[0].numel(), dtype=output.dtype, device=output.device) / self.noise
+        return unit.view(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
+
     def predictive(self, output: Tensor) -> Tensor:
         return output
 
