@@ -23,6 +23,8 @@ REPEATABLE = {"noise": 0.01, "noise_from": "seed"}  # of Private, whose noise ot
 LAPLACE = cs.inference.Laplace(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch_size=16)
 NGVI = cs.inference.NGVI(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch_size=16, samples=2)
 IDENTITY = cs.inference.Identity(LOCAL)
+IVON = cs.optim.IVON(lr=0.1, epochs=2, batch_size=16, weight_decay=0.01)
+VARIATIONAL = cs.inference.Variational(IVON)
 
 
 def is_gan(method):
@@ -65,6 +67,10 @@ VARIANTS = [
     *(cs.FedEP(infer) for infer in (cs.inference.MCMC(LOCAL), LAPLACE, NGVI)),
     cs.FedEP(cs.inference.Newton(), prior=1.0),
     cs.FedEP(IDENTITY, cs.server.Momentum(0.5, 0.9)),
+    cs.FedEP(VARIATIONAL),
+    cs.FedAvg(IVON),
+    cs.algorithms.PVI(LAPLACE, in_turn=True),
+    cs.algorithms.BayesADMM(cs.inference.Newton(), rho=0.5, damping=1.0),
     cs.algorithms.FedSEP(NGVI),
     cs.algorithms.ADF(LAPLACE),
     cs.algorithms.FedPADiagonal(LAPLACE),

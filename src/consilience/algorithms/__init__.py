@@ -2,6 +2,7 @@
 
 from consilience.algorithms.adf import ADF
 from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.bayes_admm import BayesADMM
 from consilience.algorithms.ditto import Ditto
 from consilience.algorithms.downpour import Downpour
 from consilience.algorithms.ensemble import Ensemble
@@ -13,6 +14,7 @@ from consilience.algorithms.feddyn import FedDyn
 from consilience.algorithms.fedep import FedEP
 from consilience.algorithms.fedex import FedEx
 from consilience.algorithms.fedla import FedLA
+from consilience.algorithms.fedlap import FedLap, FedLapCov
 from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fednp import FedNP
 from consilience.algorithms.fedpa import FedPA, FedPADiagonal
@@ -33,6 +35,7 @@ from consilience.algorithms.partial_pooling import PartialPooling
 from consilience.algorithms.pfedme import PFedMe
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.private import Private
+from consilience.algorithms.pvi import PVI, AsynchronousPVI
 from consilience.algorithms.references import LocalOnly, Pooled
 from consilience.algorithms.robust import Krum, Median, Robust, Rule, TrimmedMean
 from consilience.algorithms.safl import SAFL
@@ -43,9 +46,10 @@ from consilience.algorithms.shared.factors import Factors
 from consilience.algorithms.switch import Switch
 
 __all__ = [
-    "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Ditto",
-    "Downpour", "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx",
-    "FedGAN", "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedPer", "FedProx", "FedRep", "FedSEP",
-    "FedSGD", "Krum", "LocalOnly", "Median", "PFedMe", "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust",
-    "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change", "epsilon",
+    "ADF", "EPGAN", "F2A", "MOON", "PFNM", "PVI", "SAFL", "SCAFFOLD", "Algorithm", "AsynchronousPVI", "Averaging",
+    "BayesADMM", "BayesGAN", "Ditto", "Downpour", "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN",
+    "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN", "FedLA", "FedLap", "FedLapCov", "FedNP", "FedNova", "FedPA",
+    "FedPADiagonal", "FedPer", "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median", "PFedMe",
+    "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean",
+    "algorithm", "change", "epsilon",
 ]  # fmt: skip

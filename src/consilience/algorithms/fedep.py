@@ -41,7 +41,7 @@ class FedEP(Factors):
     def local(self, task: Task, message: Gaussian, state: Client, cohort: Cohort) -> tuple[Gaussian, Client]:
         q = message
         cavity = self.cavity(q, state, cohort.share).informative()
-        tilted = self.infer(task, cavity, q.mean, cohort)
+        tilted = self.infer.near(task, cavity, q, cohort)
         delta = self.damped(self.infer.refinement(tilted, q), cohort)
         return delta, self.follow(state, delta)
 
