@@ -59,6 +59,22 @@ class Adam(Chain):
 
 
 @dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay is no part of the gradient: θ ← (1 − lr · weight_decay) θ − lr · m̂ / (√v̂ + eps)
+    (Loshchilov & Hutter, 2019)."""
+
+    weight_decay: NonNegative = 0.01
+
+    @property
+    def decay(self) -> float:
+        return 0.0
+
+    def move(self, theta: Tensor, memory: Memory, g: Tensor, n: Tensor, noise: Tensor | None, lr: StepSize) -> None:
+        theta.mul_(1 - lr * self.weight_decay)
+        super().move(theta, memory, g, n, noise, lr)
+
+
+@dataclass(frozen=True)
 class AMSGrad(Chain):
     """Adam with the largest v̂ so far in place of v̂ (Reddi et al., 2018)."""
 

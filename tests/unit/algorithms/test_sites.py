@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -64,7 +65,7 @@ def test_one_round_of_exact_clients_finds_the_posterior_of_all_data(method):
 def test_otherwise_every_round_multiplies_the_error_by_the_same_factor(method, factor):
     found = []
     fit(replace(method, prior=PRIOR), rounds=6, callbacks=[lambda run, _: found.append(error(run))])
-    ratios = [after / before for before, after in zip(found[1:], found[2:], strict=False)]
+    ratios = [after / before for before, after in itertools.pairwise(found[1:])]
     assert ratios == pytest.approx([factor] * len(ratios), rel=1e-6)
 
 
