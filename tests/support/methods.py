@@ -19,7 +19,7 @@ SICK = 2  # the client of `poisoned`
 LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=16, weight_decay=0.01)
 PLAIN = dataclasses.replace(LOCAL, momentum=0.0)
 PLAY = cs.optim.Adam(lr=0.01, epochs=1, batch_size=32, weight_decay=0.01, noise=1e-3)  # a GAN's step is expensive
-REPEATABLE = {"noise": 0.01, "noise_from": "seed"}  # of Private, whose noise otherwise differs in every run
+REPEATABLE = {"noise": 0.01, "noise_from": "seed"}  # otherwise noise for privacy differs in every run
 LAPLACE = cs.inference.Laplace(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch_size=16)
 NGVI = cs.inference.NGVI(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch_size=16, samples=2)
 IDENTITY = cs.inference.Identity(LOCAL)
@@ -40,7 +40,7 @@ def with_training(part, train):
 
 def variant(kind):
     """Defaults, but with momentum, two epochs and weight decay in the local optimiser, unless the method refuses."""
-    default = kind(**REPEATABLE) if kind is cs.Private else kind()
+    default = kind(**REPEATABLE) if kind in (cs.Private, cs.algorithms.DPPVI) else kind()
     if hasattr(default, "method"):
         return dataclasses.replace(default, method=variant(type(default.method)))
     if not hasattr(getattr(default, "infer", default), "train"):

@@ -5,6 +5,7 @@ from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.bayes_admm import BayesADMM
 from consilience.algorithms.ditto import Ditto
 from consilience.algorithms.downpour import Downpour
+from consilience.algorithms.dp_pvi import DPPVI
 from consilience.algorithms.ensemble import Ensemble
 from consilience.algorithms.fedavg import FedAvg
 from consilience.algorithms.fedbe import FedBE
@@ -46,7 +47,8 @@ from consilience.algorithms.shared.factors import Factors
 from consilience.algorithms.switch import Switch
 
 __all__ = [
-    "ADF", "EPGAN", "F2A", "MOON", "PFNM", "PVI", "SAFL", "SCAFFOLD", "Algorithm", "AsynchronousPVI", "Averaging",
+    "ADF", "DPPVI", "EPGAN", "F2A", "MOON", "PFNM", "PVI", "SAFL", "SCAFFOLD", "Algorithm", "AsynchronousPVI",
+    "Averaging",
     "BayesADMM", "BayesGAN", "Ditto", "Downpour", "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN",
     "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN", "FedLA", "FedLap", "FedLapCov", "FedNP", "FedNova", "FedPA",
     "FedPADiagonal", "FedPer", "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median", "PFedMe",

@@ -1,6 +1,7 @@
 """FedEP: federated learning as expectation propagation (Guo et al., 2023)."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -52,15 +53,15 @@ class FedEP(Factors):
         return Client(*self._on_sites.step(state.factor, update, state.memory))
 
     def swap(self, server: Server, old: Client, new: Client) -> Server:
-        return Server(server.q * (new.factor / old.factor), server.memory)
+        return replace(server, q=server.q * (new.factor / old.factor))
 
     def admit(self, server: Server, state: Client) -> Server:
-        return Server(server.q * state.factor, server.memory)
+        return replace(server, q=server.q * state.factor)
 
     def forget(self, server: Server, state: Client) -> Server:
         """q / q_k. The optimiser's memory, which has traces of all clients, starts anew."""
         q = server.q / state.factor
-        return Server(q, self.server.start(q))
+        return replace(server, q=q, memory=self.server.start(q))
 
     def estimate(self, server: Server, share: float) -> Client:
         """(q / p₀)^share, as FedSEP removes it."""

@@ -35,7 +35,7 @@ class DPSGD(SGD):
     The noise comes from the operating system. With `noise_from="seed"` a run can be repeated, but anyone who knows the
     seed can subtract the noise: use it for simulations."""
 
-    ranges: ClassVar[Ranges] = SGD.ranges | {"clip": Range(0.01, 10.0)}
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0), "clip": Range(0.01, 10.0)}
     clip: Positive = 1.0
     noise: NonNegative = 1.0
     noise_from: Literal["system", "seed"] = "system"

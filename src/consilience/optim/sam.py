@@ -15,12 +15,12 @@ from consilience.optim.optimizers import SGD
 
 @dataclass(frozen=True)
 class SAM(SGD):
-    """SGD along ∇loss(θ + ρ ∇loss(θ)/‖∇loss(θ)‖), which avoids sharp minima, for two gradients a step. Priors and weight
-    decay are not perturbed. ρ = 0 is SGD.
+    """SGD along ∇loss(θ + ρ ∇loss(θ)/‖∇loss(θ)‖), which avoids sharp minima, for two gradients a step. Priors and
+    weight decay are not perturbed. ρ = 0 is SGD.
 
     `FedAvg(SAM())` is FedSAM (Qu et al., 2022), and `SCAFFOLD(SAM())` FedGAMMA (Dai et al., 2023)."""
 
-    ranges: ClassVar[Ranges] = SGD.ranges | {"rho": Range(0.01, 0.3)}
+    ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0), "rho": Range(0.01, 0.3)}
     rho: NonNegative = 0.05
 
     def probe(

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from consilience.optim import SGD, Adam, AdamW, AMSGrad, RMSprop
 from consilience.core.gaussian import Gaussian
+from consilience.optim import SGD, Adam, AdamW, AMSGrad, RMSprop
 from support.training import EXACT, SIZES, by_torch, walk, world
 
 CHAINS = [
