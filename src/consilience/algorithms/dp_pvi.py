@@ -66,7 +66,7 @@ class DPPVI(PVI):
     def local(self, task: Task, message: Gaussian, state: Any, cohort: Cohort) -> tuple[Gaussian, Client]:
         q, spent = message.proper(), self.spent(cohort.round)
         cavity = self.cavity(q, state, cohort.share).informative()
-        relative = sum(self._relative(task, cavity, q, part) for part in self._parts(cohort)) / self.parts
+        relative = torch.stack([self._relative(task, cavity, q, part) for part in self._parts(cohort)]).mean(0)
         if self.noise:
             relative = self._noised(relative, cohort)
         delta = _from_units(relative, q) ** self._power(cohort.round_size)
@@ -84,26 +84,22 @@ class DPPVI(PVI):
         u = _in_units(self.infer.refinement(tilted, q), q)
         if self.clip is None:
             return u
-        length = u.norm(dim=1, keepdim=True)
+        length: Tensor = u.norm(dim=1, keepdim=True)
         guards.count("update clipped", length > self.clip)
-        return u * (self.clip / length.clamp_min(self.clip))
+        shrink = self.clip / length.clamp_min(self.clip)
+        return u * shrink
 
     def _noised(self, u: Tensor, cohort: Cohort) -> Tensor:
         """u with noise, which leaves the clients of a round together a share `LEFT` of q's precision."""
-        if self.noise_from == "seed":
-            drawn = cohort.noise(*u.shape, tag="site")
-        else:
-            drawn = keys.system_normal(*u.shape).to(u)
-        size = (self.clip or 0.0) * self.noise / self.parts
-        precisions = u.shape[1] // 2 if self.infer.measures_precision else 1  # else a constant: it says nothing
-        lam, eta = u.split([precisions, u.shape[1] - precisions], 1)
-        noise_lam, noise_eta = drawn.split([precisions, u.shape[1] - precisions], 1)
-        if self.infer.measures_precision:
-            least = -(1 - LEFT) / (self._power(cohort.round_size) * cohort.round_size)
-            lam = lam + size * noise_lam
-            guards.count("noisy precision raised", lam < least)
-            lam = lam.clamp_min(least)
-        return torch.cat([lam, eta + size * noise_eta], 1)
+        by_seed = self.noise_from == "seed"
+        drawn = cohort.noise(len(u), u.shape[1], tag="site") if by_seed else keys.system_normal(*u.shape).to(u)
+        noisy = u + (self.clip or 0.0) * self.noise / self.parts * drawn
+        if not self.infer.measures_precision:  # the first entry is a constant, which says nothing
+            return torch.cat([u[:, :1], noisy[:, 1:]], 1)
+        lam, eta = noisy.tensor_split(2, 1)
+        least = -(1 - LEFT) / (self._power(cohort.round_size) * cohort.round_size)
+        guards.count("noisy precision raised", lam < least)
+        return torch.cat([lam.clamp_min(least), eta], 1)
 
 
 def _in_units(delta: Gaussian, q: Gaussian) -> Tensor:
