@@ -62,7 +62,7 @@ def plane(features=200, clients=(9, 5, 2), seed=0):
     return cs.Regression(module), cs.Federation.from_owner(cs.Dataset(x, y), owner), precision, means
 
 
-def whitened(method, rounds=120, warm=40):
+def whitened(method, rounds=80, warm=30):
     """Samples after `warm` rounds, in units in which those of the posterior are standard normal."""
     task, federation, precision, means = plane()
     samples = []
