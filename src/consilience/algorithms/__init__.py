@@ -7,6 +7,7 @@ from consilience.algorithms.ditto import Ditto
 from consilience.algorithms.downpour import Downpour
 from consilience.algorithms.dp_pvi import DPPVI
 from consilience.algorithms.ensemble import Ensemble
+from consilience.algorithms.fedadamw import FedAdamW
 from consilience.algorithms.fedavg import FedAvg
 from consilience.algorithms.fedbe import FedBE
 from consilience.algorithms.fedbn import FedBN
@@ -49,9 +50,9 @@ from consilience.algorithms.switch import Switch
 
 __all__ = [
     "ADF", "DPPVI", "EPGAN", "F2A", "MOON", "PFNM", "PVI", "SAFL", "SCAFFOLD", "Algorithm", "AsynchronousPVI",
-    "Averaging", "BayesADMM", "BayesGAN", "Ditto", "Downpour", "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE",
-    "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN", "FedLA", "FedLangevin", "FedLap", "FedLapCov", "FedNP",
-    "FedNova", "FedPA", "FedPADiagonal", "FedPer", "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LocalOnly",
-    "Median", "PFedMe", "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch",
-    "TrimmedMean", "algorithm", "change", "epsilon",
+    "Averaging", "BayesADMM", "BayesGAN", "Ditto", "Downpour", "Ensemble", "Factors", "FedAdamW", "FedAvg",
+    "FedAvgGAN", "FedBE", "FedBN", "FedDC", "FedDyn", "FedEP", "FedEx", "FedGAN", "FedLA", "FedLangevin", "FedLap",
+    "FedLapCov", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedPer", "FedProx", "FedRep", "FedSEP", "FedSGD",
+    "Krum", "LocalOnly", "Median", "PFedMe", "PartialPooling", "Pooled", "Private", "ProbGAN", "Robust", "Rule",
+    "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change", "epsilon",
 ]  # fmt: skip

@@ -123,11 +123,12 @@ def _no_steps(theta: Tensor) -> Tensor:
 def _moments(
     first: Tensor, second: Tensor, steps: Tensor, g: Tensor, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor]:
-    """Update the running means of g and g² in place; return their corrections 1 − β₁ᵗ and 1 − β₂ᵗ."""
+    """Update the running means of g and g² in place; return their corrections 1 − β₁ᵗ and 1 − β₂ᵗ. If `steps` has two
+    columns, the means have seen different numbers of steps."""
     steps += 1
     first.lerp_(g, 1 - beta1)
     second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    return 1 - beta1**steps, 1 - beta2**steps
+    return 1 - beta1 ** steps[:, :1], 1 - beta2 ** steps[:, -1:]
 
 
 def _adam_step(
