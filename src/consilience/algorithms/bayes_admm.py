@@ -4,13 +4,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared import factors
 from consilience.algorithms.shared.factors import Factors, gap_to_product
 from consilience.algorithms.shared.judging import measured
-from consilience.core import ConfigError, Gaussian, NonNegative, Positive, Range, Ranges, Weighted, record
+from consilience.core import ConfigError, Gaussian, NonNegative, Positive, Range, Ranges, Weighted, guards, record
 from consilience.data.cohort import Cohort, Info
 from consilience.inference import Tilted, Variational
 from consilience.tasks.task import Task
@@ -37,7 +38,9 @@ class BayesADMM(Factors):
     t_k ← t_k · Δ_k^(γρ); T = p₀ Π t_k; q ← (q · Π Δ_k^(1/K))^(1 − α) · T^α with α = 1/(1 + Kρ).
 
     PVI and FedEP are ρ = α = 1. Here q is a relaxed copy of T, which it reaches at the fixed point: p₀ times all sites.
-    Sites start flat, and q at p₀ times the factor of the initial weights. `rho` is ρ: a small one lets clients move
+    Sites start flat, and q at p₀ times a client's factor of the initial weights. Estimates of precisions are noisy:
+    where those of all sites together are negative, q relaxes to p₀'s precision around its own mean, and the entries are
+    counted. `rho` is ρ: a small one lets clients move
     far. `damping` is γ; where it is too large, precisions can fall to 0. The mean is uniform over the clients of a
     round. The published claims are for all clients in each round."""
 
@@ -57,9 +60,9 @@ class BayesADMM(Factors):
             raise ConfigError(f"{self.name} needs a prior: sites start flat, so prior must be above 0")
 
     def start(self, task: Task, info: Info) -> Server:
-        base, clients = super().start(task, info), info.clients.to(info.initial).view(1)
-        total = self.before(info.initial) * self._flat(info.initial, clients)
-        return Server(base.q, base.memory, total, clients)
+        w, clients = info.initial, info.clients.to(info.initial).view(1)
+        q = self.before(w) * self.infer.site(w, info.examples.to(w).view(1) / clients)
+        return Server(q, self.server.start(q), self.before(w) * self._flat(w, clients), clients)
 
     def client(self, task: Task, info: Info, n: Tensor) -> Client:
         return Client(self._flat(info.initial, n))
@@ -98,6 +101,10 @@ class BayesADMM(Factors):
         total = server.total / state.site
         return Server(total, self.server.start(total), total, server.clients - 1)
 
+    def estimate(self, server: Server, share: float) -> Client:
+        """(T / p₀)^share."""
+        return Client((server.total / self.before(server.q.eta)) ** share)
+
     def measures(
         self, message: Gaussian, state: Client, update: Weighted, *, n: Tensor, round_size: int, examples: int
     ) -> dict[str, Tensor]:
@@ -108,9 +115,17 @@ class BayesADMM(Factors):
 
     def fuse(self, server: Server, update: Weighted) -> Server:
         total, share = server.total * update.total**self._step, 1 / (1 + server.clients * self.rho)
-        direction = update.mean ** (1 - share) * (total / server.q) ** share
+        direction = update.mean ** (1 - share) * (self._target(total, server.q) / server.q) ** share
         moved = super().fuse(server, direction)
         return Server(moved.q, moved.memory, total, server.clients)
+
+    def _target(self, total: Gaussian, q: Gaussian) -> Gaussian:
+        """T, with p₀'s precision around q's mean where that of all sites together is negative."""
+        if total.full:
+            return total
+        lost = total.lam < self.prior
+        guards.count("precision of all sites negative", lost)
+        return Gaussian(torch.where(lost, q.mean * self.prior, total.eta), total.lam.clamp_min(self.prior))
 
     def audit(self, server: Server, states: Iterable[Client]) -> dict[str, float]:
         sites, prior = (group.site for group in states), self.before(server.q.eta)

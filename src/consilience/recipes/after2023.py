@@ -7,6 +7,7 @@ from consilience.algorithms import (
     SCAFFOLD,
     Algorithm,
     BayesADMM,
+    FedAdamW,
     FedAvg,
     FedDyn,
     FedEP,
@@ -51,6 +52,7 @@ def methods() -> dict[str, Algorithm]:
         "FedSAM": FedAvg(sharp),
         "FedGAMMA": SCAFFOLD(sharp),
         "FedAvg, AdamW": FedAvg(AdamW(lr=0.003, **passes)),
+        "FedAdamW": FedAdamW(AdamW(lr=0.003, **passes)),
     }
 
 

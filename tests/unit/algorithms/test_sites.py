@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import consilience as cs
-from consilience.algorithms import PVI, AsynchronousPVI, BayesADMM, FedLap, FedLapCov
+from consilience.algorithms import PVI, AsynchronousPVI, BayesADMM, FedLap, FedLapCov, bayes_admm
+from consilience.core import guards
 from consilience.core.errors import ConfigError
 from consilience.core.records import leaves, rows
 from support.scenarios import likelihood, linear
@@ -183,6 +184,22 @@ def test_bayesadmm_refuses_a_constant_precision_and_no_prior():
         BayesADMM(cs.inference.Identity())
     with pytest.raises(ConfigError, match="prior must be above 0"):
         BayesADMM(prior=0.0)
+
+
+def test_where_the_sites_take_precision_away_bayesadmm_keeps_its_mean():
+    """Estimates of a curvature are noisy, and a posterior without precision would be lost."""
+    method, flat = BayesADMM(prior=2.0), torch.zeros(2, dtype=torch.float64)
+    q = cs.Gaussian.of(torch.tensor([3.0, 1.0]).double(), torch.tensor([5.0, 5.0]).double())
+    total = cs.Gaussian(torch.tensor([-40.0, 7.0]).double(), torch.tensor([-8.0, 9.0]).double())
+    server = bayes_admm.Server(q, method.server.start(q), total, torch.tensor([4.0]).double())
+    update = cs.Weighted(cs.Gaussian(flat, flat), torch.tensor([4.0]).double())
+    for _ in range(200):
+        with guards.watch() as counts:
+            server = method.fuse(server, update)
+    assert int(counts["precision of all sites negative"]) == 1
+    assert torch.equal(server.total.lam, total.lam)
+    torch.testing.assert_close(server.q.lam, torch.tensor([2.0, 9.0]).double())
+    torch.testing.assert_close(server.q.mean, torch.tensor([3.0, 7 / 9]).double())
 
 
 def test_bayesadmm_forgets_a_client():
