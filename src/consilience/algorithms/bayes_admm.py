@@ -40,9 +40,8 @@ class BayesADMM(Factors):
     PVI and FedEP are ρ = α = 1. Here q is a relaxed copy of T, which it reaches at the fixed point: p₀ times all sites.
     Sites start flat, and q at p₀ times a client's factor of the initial weights. Estimates of precisions are noisy:
     where those of all sites together are negative, q relaxes to p₀'s precision around its own mean, and the entries are
-    counted. `rho` is ρ: a small one lets clients move
-    far. `damping` is γ; where it is too large, precisions can fall to 0. The mean is uniform over the clients of a
-    round. The published claims are for all clients in each round."""
+    counted. `rho` is ρ: a small one lets clients move far. `damping` is γ, None is 1. The mean is uniform over the
+    clients of a round. The published claims are for all clients in each round."""
 
     ranges: ClassVar[Ranges] = {"rho": Range(0.1, 10.0), "damping": Range(1e-3, 1.0)}
     infer: Tilted = Variational()

@@ -30,8 +30,9 @@ TEXT = (
     f"The 8×8 digits of scikit-learn at {CLIENTS} clients with two label shards each; an MLP with 32 hidden units, 50 "
     "rounds of five local epochs in batches of 20, all clients in each round. Each seed is another split and other "
     f"initial weights, the same for all methods. Every method has {TRIALS} trials of its settings, the first as given "
-    "and the others drawn, scored by NLL on a fifth of every client's training examples. BayesADMM and PVI have a cold "
-    "posterior, κ = 10. “marginal” averages the predictions of samples of the posterior; FedLangevin always does."
+    "and the others drawn, scored by NLL on a fifth of every client's training examples. BayesADMM, PVI and "
+    "FedLangevin have a cold posterior, κ = 10 or T = 0.1. “marginal” averages the predictions of samples of the "
+    "posterior; FedLangevin always does."
 )
 
 
@@ -48,7 +49,7 @@ def methods() -> dict[str, Algorithm]:
         "PVI": PVI(Variational(ivon)),
         "FedLap": FedLap(train, prior=10.0),
         "FedLap-Cov": FedLapCov(Laplace(train, kappa=1.0, s0=0.01, epochs=1, clip=False)),
-        "FedLangevin": FedLangevin(SGLD(lr=0.1, **passes), burn_in=30, thin=2),
+        "FedLangevin": FedLangevin(SGLD(lr=0.1, temperature=0.1, **passes), burn_in=30, thin=2),
         "FedSAM": FedAvg(sharp),
         "FedGAMMA": SCAFFOLD(sharp),
         "FedAvg, AdamW": FedAvg(AdamW(lr=0.003, **passes)),
