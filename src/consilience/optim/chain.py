@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,10 +22,23 @@ from consilience.tasks.task import Task
 
 Memory = tuple[Tensor, ...]
 Gradient = Callable[..., tuple[Tensor, Tensor]]  # (θ, batch, *own, shared=) → (gradient [k, P], loss [k])
+BatchGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # of one batch: θ [k, P] → (gradient [k, P], loss [k])
 StepSize = float | Tensor  # one for all, one for each client [k, 1], or one for each parameter [k, P]
 # Called after a step with (the number of steps that its clients have taken in this round [k, 1], θ [k, P]). It may
 # change θ in place.
 Look = Callable[[Tensor, Tensor], None]
+
+
+class Now(NamedTuple):
+    """What a step has beside θ and its gradient: the arguments of `Chain.advance` after these."""
+
+    memory: Memory
+    prior: Gaussian | None
+    stiffness: Tensor | None
+    running: Tensor | None
+    n: Tensor
+    noise: Tensor | None
+    lr: StepSize
 
 
 @dataclass(frozen=True)
@@ -77,21 +90,12 @@ class Chain(ABC):
         """The noise [k, size] of one step of a `noisy` chain."""
         return cohort.noise(k, size, tag=tag)
 
-    def probe(
-        self,
-        gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
-        theta: Tensor,
-        memory: Memory,
-        prior: Gaussian | None,
-        stiffness: Tensor | None,
-        running: Tensor | None,
-        n: Tensor,
-        noise: Tensor | None,
-        lr: StepSize,
-    ) -> tuple[Tensor, Tensor]:
-        """(gradient [k, P], loss [k]) of a batch that a step from θ follows: that at θ. Other arguments are those of
-        `advance`."""
+    def probe(self, gradient: BatchGradient, theta: Tensor, now: Now) -> tuple[Tensor, Tensor]:
+        """(gradient [k, P], loss [k]) of a batch that a step from θ follows: that at θ."""
         return gradient(theta)
+
+    def _probed(self, gradient: BatchGradient, theta: Tensor, *now: Any) -> tuple[Tensor, Tensor]:
+        return self.probe(gradient, theta, Now(*now))
 
     def memory(self, theta: Tensor) -> Memory:
         """What `move` remembers from step to step: tensors with the client axis of θ [K, P], 0 at a round's start."""
@@ -182,7 +186,7 @@ class Chain(ABC):
         loss, seen = torch.zeros_like(cohort.n[:, 0]), torch.zeros_like(cohort.n[:, 0])
         pace = None if pace is None else pace[: theta.shape[1]]
         guard = _Stiffness(self, None if self.preconditions else prior, pace)
-        step_along = stepper(gradient, self.advance, self.probe)
+        step_along = stepper(gradient, self.advance, self._probed)
         if prior is not None and self.decay:
             decay = theta.new_full((1,), self.decay)
             prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)

@@ -11,12 +11,11 @@ from torch.func import grad_and_value, vmap
 from consilience.core import keys
 from consilience.core.checks import NonNegative, Positive
 from consilience.core.errors import TaskError
-from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
 from consilience.core.records import tree_map
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort
-from consilience.optim.chain import Gradient, Memory, StepSize
+from consilience.optim.chain import BatchGradient, Gradient, Now
 from consilience.optim.optimizers import SGD
 from consilience.tasks.task import Task
 
@@ -58,22 +57,11 @@ class DPSGD(SGD):
             return super().drawn(cohort, k, size, tag)
         return keys.system_normal(k, size).to(cohort.n)
 
-    def probe(
-        self,
-        gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
-        theta: Tensor,
-        memory: Memory,
-        prior: Gaussian | None,
-        stiffness: Tensor | None,
-        running: Tensor | None,
-        n: Tensor,
-        noise: Tensor | None,
-        lr: StepSize,
-    ) -> tuple[Tensor, Tensor]:
+    def probe(self, gradient: BatchGradient, theta: Tensor, now: Now) -> tuple[Tensor, Tensor]:
         total, loss = gradient(theta)
-        if noise is not None:
-            total = total + self.noise * self.clip * noise
-        return total / n.clamp_max(self.batch_size), loss
+        if now.noise is not None:
+            total = total + self.noise * self.clip * now.noise
+        return total / now.n.clamp_max(self.batch_size), loss
 
 
 @dataclass(frozen=True)

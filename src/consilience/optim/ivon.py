@@ -1,6 +1,5 @@
 """IVON: a variational Gaussian for the price of Adam (Shen et al., 2024)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from consilience.core.checks import Fraction, NonNegative, Positive
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
-from consilience.optim.chain import Chain, Memory, StepSize
+from consilience.optim.chain import BatchGradient, Chain, Memory, Now, StepSize
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,10 @@ class IVON(Chain):
         steps = torch.zeros(len(theta), 1, dtype=torch.float64, device=theta.device)
         return torch.zeros_like(theta), torch.full_like(theta, self.h0), steps
 
-    def probe(
-        self,
-        gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
-        theta: Tensor,
-        memory: Memory,
-        prior: Gaussian | None,
-        stiffness: Tensor | None,
-        running: Tensor | None,
-        n: Tensor,
-        noise: Tensor | None,
-        lr: StepSize,
-    ) -> tuple[Tensor, Tensor]:
+    def probe(self, gradient: BatchGradient, theta: Tensor, now: Now) -> tuple[Tensor, Tensor]:
         """At one sample of the Gaussian."""
-        precision = self.kappa * n * (memory[1] + self._held(prior))
-        return gradient(theta + precision.rsqrt() * _of_weights(noise, running))
+        precision = self.kappa * now.n * (now.memory[1] + self._held(now.prior))
+        return gradient(theta + precision.rsqrt() * _of_weights(now.noise, now.running))
 
     def advance(
         self,

@@ -1,15 +1,13 @@
 """SAM: gradients where the loss is highest nearby (Foret et al., 2021)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from consilience.core.checks import NonNegative
-from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
-from consilience.optim.chain import Memory, StepSize
+from consilience.optim.chain import BatchGradient, Now
 from consilience.optim.optimizers import SGD
 
 
@@ -23,21 +21,10 @@ class SAM(SGD):
     ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0), "rho": Range(0.01, 0.3)}
     rho: NonNegative = 0.05
 
-    def probe(
-        self,
-        gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
-        theta: Tensor,
-        memory: Memory,
-        prior: Gaussian | None,
-        stiffness: Tensor | None,
-        running: Tensor | None,
-        n: Tensor,
-        noise: Tensor | None,
-        lr: StepSize,
-    ) -> tuple[Tensor, Tensor]:
+    def probe(self, gradient: BatchGradient, theta: Tensor, now: Now) -> tuple[Tensor, Tensor]:
         g, loss = gradient(theta)
         if not self.rho:
             return g, loss
-        uphill = g if running is None else g * (running == 0)
+        uphill = g if now.running is None else g * (now.running == 0)
         length = uphill.norm(dim=1, keepdim=True).clamp_min(1e-12)
         return gradient(theta + self.rho * uphill / length)[0], loss
