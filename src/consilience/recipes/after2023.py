@@ -49,7 +49,7 @@ def methods() -> dict[str, Algorithm]:
         "PVI": PVI(Variational(ivon)),
         "FedLap": FedLap(train, prior=10.0),
         "FedLap-Cov": FedLapCov(Laplace(train, kappa=1.0, s0=0.01, epochs=1, clip=False)),
-        "FedLangevin": FedLangevin(SGLD(lr=0.1, temperature=0.1, **passes), burn_in=30, thin=2),
+        "FedLangevin": FedLangevin(SGLD(lr=0.02, temperature=0.1, **passes), burn_in=30, thin=2),
         "FedSAM": FedAvg(sharp),
         "FedGAMMA": SCAFFOLD(sharp),
         "FedAvg, AdamW": FedAvg(AdamW(lr=0.003, **passes)),
