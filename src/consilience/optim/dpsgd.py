@@ -19,6 +19,8 @@ from consilience.optim.chain import BatchGradient, Gradient, Now
 from consilience.optim.optimizers import SGD
 from consilience.tasks.task import Task
 
+EXAMPLE = keys.word("example")  # here, because compiled code cannot hash strings
+
 
 @dataclass(frozen=True)
 class DPSGD(SGD):
@@ -72,7 +74,7 @@ class _Clipped:
     clip: float
 
     def __call__(self, task: Task, theta: Tensor, batch: Batch, *rest: Any) -> tuple[Tensor, Tensor]:
-        own = keys.fold(batch.key, "example") ^ torch.arange(batch.size, device=theta.device)
+        own = keys.fold(batch.key, EXAMPLE) ^ torch.arange(batch.size, device=theta.device)
 
         def one(example: Any, key: Tensor) -> tuple[Tensor, Tensor]:
             x, y = tree_map(lambda leaf: leaf.unsqueeze(0), example)
