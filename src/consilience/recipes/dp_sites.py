@@ -18,7 +18,7 @@ NOISE = {1: 23.59, 4: 6.84, 8: 3.8}  # of one release a round, by ε at δ = 1e-
 TEXT = (
     f"MNIST at ten clients by Dirichlet(1), logistic regression, all clients in each of {ROUNDS} rounds "
     "with one local epoch. ε protects one image of a client, towards the server too, at δ = 1e-5. “gradients” is "
-    "DP-SGD in the clients' inference; “sites” adds noise to a client's update, averaged over 20 parts of its images. "
+    "DP-SGD in the clients' inference; “sites” adds noise to a client's update, averaged over 100 parts of its images. "
     f"Every method has {TRIALS} trials of its settings, of which ε takes no account."
 )
 
@@ -26,13 +26,13 @@ TEXT = (
 def methods(quick: bool) -> dict[str, Algorithm]:
     """FedEP without privacy, and DPPVI with the noise in either place."""
     passes: dict[str, Any] = {"epochs": 1, "batch_size": 50 if quick else 1500}
-    plain = SGD(lr=0.5, **passes)
-    found: dict[str, Algorithm] = {"FedEP(I)": FedEP(Identity(plain, scale=0.5))}
+    plain = SGD(lr=0.1, **passes)
+    found: dict[str, Algorithm] = {"FedEP(I)": FedEP(Identity(plain, scale=0.05))}
     for epsilon, noise in NOISE.items():
-        train = DPSGD(lr=0.5, noise=noise, noise_from="seed", **passes)
-        found[f"gradients, ε = {epsilon}"] = DPPVI(Identity(train, scale=0.5), clip=None, noise=0.0)
-    sites: dict[str, Any] = {"parts": 2 if quick else 20, "noise_from": "seed"}
-    found["sites, ε = 8"] = DPPVI(Identity(plain, scale=0.5), clip=1.0, noise=NOISE[8], **sites)
+        train = DPSGD(lr=0.5, clip=3.0, noise=noise, noise_from="seed", **passes)
+        found[f"gradients, ε = {epsilon}"] = DPPVI(Identity(train, scale=0.05), clip=None, noise=0.0)
+    sites: dict[str, Any] = {"parts": 2 if quick else 100, "noise_from": "seed"}
+    found["sites, ε = 8"] = DPPVI(Identity(plain, scale=0.05), clip=3.0, noise=NOISE[8], **sites)
     return found
 
 
