@@ -44,7 +44,8 @@ class Client(fedep.Client):
 class AsynchronousPVI(PVI):
     """PVI whose clients work from a q of the past, as with a server that waits for nobody. A client that delivers its
     update receives the new q, and works from it until it is drawn again: its next update is as old as the rounds in
-    between, and all clients' first ones are from the start. Updates of the same round arrive one after another.
+    between, and all clients' first ones are from the start. Updates of the same round arrive one after another. A
+    client whose update is refused works from the same q again.
 
     q = p₀ Π t_k holds all the same, because updates are ratios. With `cohort=1` one client delivers in each round, with
     δ = 1: stale updates of clients with similar data can overshoot, so use a `damping` near 1/K then."""
