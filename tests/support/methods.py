@@ -19,10 +19,12 @@ SICK = 2  # the client of `poisoned`
 LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=16, weight_decay=0.01)
 PLAIN = dataclasses.replace(LOCAL, momentum=0.0)
 PLAY = cs.optim.Adam(lr=0.01, epochs=1, batch_size=32, weight_decay=0.01, noise=1e-3)  # a GAN's step is expensive
-REPEATABLE = {"noise": 0.01, "noise_from": "seed"}  # of Private, whose noise otherwise differs in every run
+REPEATABLE = {"noise": 0.01, "noise_from": "seed"}  # otherwise noise for privacy differs in every run
 LAPLACE = cs.inference.Laplace(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch_size=16)
 NGVI = cs.inference.NGVI(LOCAL, kappa=1.0, s0=0.05, epochs=1, batch_size=16, samples=2)
 IDENTITY = cs.inference.Identity(LOCAL)
+IVON = cs.optim.IVON(lr=0.1, epochs=2, batch_size=16, weight_decay=0.01)
+VARIATIONAL = cs.inference.Variational(IVON)
 
 
 def is_gan(method):
@@ -38,7 +40,7 @@ def with_training(part, train):
 
 def variant(kind):
     """Defaults, but with momentum, two epochs and weight decay in the local optimiser, unless the method refuses."""
-    default = kind(**REPEATABLE) if kind is cs.Private else kind()
+    default = kind(**REPEATABLE) if kind in (cs.Private, cs.algorithms.DPPVI) else kind()
     if hasattr(default, "method"):
         return dataclasses.replace(default, method=variant(type(default.method)))
     if not hasattr(getattr(default, "infer", default), "train"):
@@ -65,6 +67,14 @@ VARIANTS = [
     *(cs.FedEP(infer) for infer in (cs.inference.MCMC(LOCAL), LAPLACE, NGVI)),
     cs.FedEP(cs.inference.Newton(), prior=1.0),
     cs.FedEP(IDENTITY, cs.server.Momentum(0.5, 0.9)),
+    cs.FedEP(VARIATIONAL),
+    cs.FedAvg(IVON),
+    cs.FedAvg(cs.optim.SAM(lr=0.1, epochs=2, batch_size=16, momentum=0.9)),
+    cs.SCAFFOLD(cs.optim.SAM(lr=0.1, epochs=2, batch_size=16)),
+    cs.FedAvg(cs.optim.AdamW(lr=0.02, epochs=2, batch_size=16)),
+    cs.FedAvg(cs.optim.DPSGD(lr=0.3, epochs=2, batch_size=16, noise=0.1, noise_from="seed")),
+    cs.algorithms.PVI(LAPLACE, in_turn=True),
+    cs.algorithms.BayesADMM(cs.inference.Newton(), rho=0.5, damping=1.0),
     cs.algorithms.FedSEP(NGVI),
     cs.algorithms.ADF(LAPLACE),
     cs.algorithms.FedPADiagonal(LAPLACE),

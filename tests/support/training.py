@@ -7,7 +7,7 @@ from torch import nn
 
 from consilience.data import Dataset, Federation
 from consilience.data.cohort import Cohort
-from consilience.optim import SGD, Adam, AMSGrad, RMSprop
+from consilience.optim import SGD, Adam, AdamW, AMSGrad, RMSprop
 from consilience.tasks.supervised import Classification
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -58,7 +58,8 @@ def torchs(chain, parameters):
     match chain:
         case Adam() | AMSGrad():
             betas, amsgrad = (chain.beta1, chain.beta2), isinstance(chain, AMSGrad)
-            return torch.optim.Adam(parameters, betas=betas, eps=chain.eps, amsgrad=amsgrad, **settings)
+            kind = torch.optim.AdamW if isinstance(chain, AdamW) else torch.optim.Adam
+            return kind(parameters, betas=betas, eps=chain.eps, amsgrad=amsgrad, **settings)
         case RMSprop():
             return torch.optim.RMSprop(parameters, alpha=chain.alpha, eps=chain.eps, **settings)
         case SGD():

@@ -2,9 +2,12 @@
 
 from consilience.algorithms.adf import ADF
 from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.bayes_admm import BayesADMM
 from consilience.algorithms.ditto import Ditto
 from consilience.algorithms.downpour import Downpour
+from consilience.algorithms.dp_pvi import DPPVI
 from consilience.algorithms.ensemble import Ensemble
+from consilience.algorithms.fedadamw import FedAdamW
 from consilience.algorithms.fedavg import FedAvg
 from consilience.algorithms.fedbe import FedBE
 from consilience.algorithms.fedbn import FedBN
@@ -15,6 +18,8 @@ from consilience.algorithms.fedep import FedEP
 from consilience.algorithms.fedex import FedEx
 from consilience.algorithms.fedfisher import FedFisher, FedFisherKFAC
 from consilience.algorithms.fedla import FedLA
+from consilience.algorithms.fedlangevin import FedLangevin
+from consilience.algorithms.fedlap import FedLap, FedLapCov
 from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fednp import FedNP
 from consilience.algorithms.fedpa import FedPA, FedPADiagonal
@@ -36,6 +41,7 @@ from consilience.algorithms.pfedme import PFedMe
 from consilience.algorithms.pfnm import PFNM
 from consilience.algorithms.predbayes import PredBayes
 from consilience.algorithms.private import Private
+from consilience.algorithms.pvi import PVI, AsynchronousPVI
 from consilience.algorithms.references import LocalOnly, Pooled
 from consilience.algorithms.robust import Krum, Median, Robust, Rule, TrimmedMean
 from consilience.algorithms.safl import SAFL
@@ -46,10 +52,11 @@ from consilience.algorithms.shared.factors import Factors
 from consilience.algorithms.switch import Switch
 
 __all__ = [
-    "ADF", "EPGAN", "F2A", "MOON", "PFNM", "SAFL", "SCAFFOLD", "Algorithm", "Averaging", "BayesGAN", "Ditto",
-    "Downpour", "Ensemble", "Factors", "FedAvg", "FedAvgGAN", "FedBE", "FedBN", "FedCGS", "FedDC", "FedDyn", "FedEP",
-    "FedEx", "FedFisher", "FedFisherKFAC", "FedGAN", "FedLA", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedPer",
+    "ADF", "DPPVI", "EPGAN", "F2A", "MOON", "PFNM", "PVI", "SAFL", "SCAFFOLD", "Algorithm", "AsynchronousPVI",
+    "Averaging", "BayesADMM", "BayesGAN", "Ditto", "Downpour", "Ensemble", "Factors", "FedAdamW", "FedAvg",
+    "FedAvgGAN", "FedBE", "FedBN", "FedCGS", "FedDC", "FedDyn", "FedEP", "FedEx", "FedFisher", "FedFisherKFAC",
+    "FedGAN", "FedLA", "FedLangevin", "FedLap", "FedLapCov", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedPer",
     "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median", "PFedMe", "PartialPooling", "Pooled",
-    "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm", "change",
-    "epsilon",
+    "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm",
+    "change", "epsilon",
 ]  # fmt: skip

@@ -75,6 +75,11 @@ class Algorithm(ABC):
         """The federation that this method trains on; only references that no real federation can run change it."""
         return federation
 
+    def turn(self, round: int, cohort: int, clients: int) -> Tensor | None:
+        """The numbers of a round's clients, ascending, where the method says in which order they take part; None where
+        they are drawn at random."""
+        return None
+
     @abstractmethod
     def start(self, task: Any, info: Info) -> Tree:
         """The server's state before the first round."""

@@ -23,7 +23,7 @@ class Downpour(Averaging):
     server: ServerOptimizer = Adam(lr=0.01, eps=1e-8)
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Point, None]:
-        plain = task.gradient()
+        plain = self.train.gradient(task)
         total = message.theta.new_zeros(len(cohort), len(message.theta))
 
         def counted(theta: Tensor, *own: Any, shared: tuple[Any, ...] = ()) -> tuple[Tensor, Tensor]:

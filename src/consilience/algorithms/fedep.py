@@ -1,6 +1,7 @@
 """FedEP: federated learning as expectation propagation (Guo et al., 2023)."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -41,7 +42,7 @@ class FedEP(Factors):
     def local(self, task: Task, message: Gaussian, state: Client, cohort: Cohort) -> tuple[Gaussian, Client]:
         q = message
         cavity = self.cavity(q, state, cohort.share).informative()
-        tilted = self.infer(task, cavity, q.mean, cohort)
+        tilted = self.infer.near(task, cavity, q, cohort)
         delta = self.damped(self.infer.refinement(tilted, q), cohort)
         return delta, self.follow(state, delta)
 
@@ -52,15 +53,15 @@ class FedEP(Factors):
         return Client(*self._on_sites.step(state.factor, update, state.memory))
 
     def swap(self, server: Server, old: Client, new: Client) -> Server:
-        return Server(server.q * (new.factor / old.factor), server.memory)
+        return replace(server, q=server.q * (new.factor / old.factor))
 
     def admit(self, server: Server, state: Client) -> Server:
-        return Server(server.q * state.factor, server.memory)
+        return replace(server, q=server.q * state.factor)
 
     def forget(self, server: Server, state: Client) -> Server:
         """q / q_k. The optimiser's memory, which has traces of all clients, starts anew."""
         q = server.q / state.factor
-        return Server(q, self.server.start(q))
+        return replace(server, q=q, memory=self.server.start(q))
 
     def farewell(self, state: Client) -> Gaussian | None:
         """(1 / q_k)^(1/lr), which `fuse` multiplies q by; with momentum no single update can."""

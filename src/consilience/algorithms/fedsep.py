@@ -20,5 +20,5 @@ class FedSEP(Factors):
 
     def local(self, task: Task, message: Gaussian, state: None, cohort: Cohort) -> tuple[Gaussian, None]:
         q = message
-        tilted = self.infer(task, self.cavity(q, state, cohort.share), q.mean, cohort)
+        tilted = self.infer.near(task, self.cavity(q, state, cohort.share), q, cohort)
         return self.damped(self.infer.refinement(tilted, q), cohort), None

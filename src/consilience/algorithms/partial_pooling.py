@@ -131,7 +131,7 @@ class PartialPooling(Factors):
         tau2 = message.tau2[at]
         prior = self._prior(message.q, state, tau2)
         own = prior * state.likelihood
-        tilted = self.infer(task, prior, own.mean, cohort)
+        tilted = self.infer.near(task, prior, own, cohort)
         likelihood = state.likelihood * self.infer.refinement(tilted, own) ** self._power(cohort.round_size)
         change = likelihood.widened(tau2) / state.site
         change = change if self.clip is None else change.clip(self.clip)

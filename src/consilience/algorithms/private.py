@@ -2,7 +2,6 @@
 
 import copy
 import math
-import secrets
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -88,7 +87,7 @@ class Private(Wrapping):
             raise ConfigError("Private must be the whole run: ε would not count the rounds before it")
         key = keys.bits(keys.key(int(info.seed), purpose="privacy"), 4)
         if self.noise_from == "system":
-            key = torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.int64)
+            key = keys.system_key()
         nothing = torch.zeros_like(info.clients)
         inner = self.method.start(task, self._public(info))
         if not all(bool(leaf.isfinite().all()) for _, leaf in leaves(inner)):

@@ -14,20 +14,32 @@ log = logging.getLogger("consilience")
 RECORDED = 128  # graphs that are kept of one kind of step: one for each number of clients that still have a batch
 Advance = Callable[..., None]
 """Moves θ [k, P] along its gradient in place, given further arguments."""
+Probe = Callable[..., tuple[Tensor, Tensor]]
+"""(gradient, loss [k]) of a step, from the batch's gradient as a function of θ, θ, and further arguments."""
+
+
+def at_theta(gradient: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """The gradient at θ itself."""
+    return gradient(theta)
 
 
 class Step:
-    """A local step, `(θ, batch, own, shared, kept, fresh) → loss [k]`: the gradient at θ, then
-    `advance(θ, gradient, *kept, *fresh)` in place."""
+    """A local step, `(θ, batch, own, shared, kept, fresh) → loss [k]`: the gradient by
+    `probe(gradient of the batch, θ, *kept, *fresh)`, then `advance(θ, gradient, *kept, *fresh)` in place."""
 
-    def __init__(self, gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance) -> None:
-        self.gradient, self.advance = gradient, advance
+    def __init__(
+        self, gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance, probe: Probe = at_theta
+    ) -> None:
+        self.gradient, self.advance, self.probe = gradient, advance, probe
 
     def __call__(
         self, theta: Tensor, batch: Tree, own: tuple[Tree, ...], shared: tuple[Tree, ...],
         kept: tuple[Tree, ...], fresh: tuple[Tree, ...],
     ) -> Tensor:  # fmt: skip
-        g, loss = self.gradient(theta, batch, *own, shared=shared)
+        def gradient(at: Tensor) -> tuple[Tensor, Tensor]:
+            return self.gradient(at, batch, *own, shared=shared)
+
+        g, loss = self.probe(gradient, theta, *kept, *fresh)
         self.advance(theta, g, *kept, *fresh)
         return loss
 

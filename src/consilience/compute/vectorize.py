@@ -10,18 +10,20 @@ from torch.utils._pytree import tree_leaves
 
 from consilience.compute.compiler import TOLERANCE, by_compiler, distance, isolated, refuse
 from consilience.compute.execution import Execution
-from consilience.compute.replay import Advance, Replay, Step
+from consilience.compute.replay import Advance, Probe, Replay, Step, at_theta
 from consilience.core.records import Tree, rows, tree_map
 
 CHECKED = 16
 
 
-def stepper(gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance) -> Callable[..., Tensor]:
-    """A local step, `(θ, batch, own, shared, kept, fresh) → loss [k]`: the gradient at θ, then
-    `advance(θ, gradient, *kept, *fresh)` in place. On a GPU a compiled step is recorded once, and replayed."""
+def stepper(
+    gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance, probe: Probe = at_theta
+) -> Callable[..., Tensor]:
+    """A local step, `(θ, batch, own, shared, kept, fresh) → loss [k]`: see `Step`. On a GPU a compiled step is recorded
+    once, and replayed."""
     if isinstance(gradient, Cohorts) and gradient.on_gpu:
-        return gradient.recorded(advance)
-    return Step(gradient, advance)
+        return gradient.recorded(advance, probe)
+    return Step(gradient, advance, probe)
 
 
 class Prepared(Protocol):
@@ -75,17 +77,18 @@ class Cohorts:
         self.model, self.execution, self.fn, self.differentiate = model, model.execution, fn, differentiate
         self.graphs: dict[Any, Callable[..., Any]] = {}
         self.fillers: dict[tuple[int, int], Tensor] = {}
-        self.replays: dict[Advance, Replay] = {}
+        self.replays: dict[tuple[Advance, Probe], Replay] = {}
 
     @property
     def on_gpu(self) -> bool:
         return self.execution.on_gpu
 
-    def recorded(self, advance: Advance) -> Replay:
+    def recorded(self, advance: Advance, probe: Probe = at_theta) -> Replay:
         """Steps of this gradient and `advance`, which is elementwise: compiled, it is one pass over memory."""
-        if advance not in self.replays:
-            self.replays[advance] = Replay(Step(self, torch.compile(isolated(advance))), self.execution.device)
-        return self.replays[advance]
+        if (advance, probe) not in self.replays:
+            step = Step(self, torch.compile(isolated(advance)), probe)
+            self.replays[advance, probe] = Replay(step, self.execution.device)
+        return self.replays[advance, probe]
 
     def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
         """Own arguments have the client axis, shared ones do not."""

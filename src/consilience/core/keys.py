@@ -7,6 +7,8 @@ its CPU and GPU streams differ.
 """
 
 import hashlib
+import math
+import secrets
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -124,6 +126,16 @@ def normal(key: Tensor, *shape: int, dtype: torch.dtype, device: torch.device | 
     for row, one in zip(out, key, strict=True):
         row.normal_(generator=generator(one, device))
     return out
+
+
+def system_key() -> Tensor:
+    """A secret key [4] from the operating system, for `sealed_normal`."""
+    return torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.int64)
+
+
+def system_normal(*shape: int) -> Tensor:
+    """Standard normal noise in float64 that nobody can predict or repeat."""
+    return sealed_normal(system_key(), b"", math.prod(shape)).view(shape)
 
 
 def sealed_normal(key: Tensor, context: bytes, count: int) -> Tensor:

@@ -1,5 +1,8 @@
 """Cohort: the clients that are computed together, and their batches."""
 
+from __future__ import annotations
+
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,21 +67,36 @@ class Cohort:
         limit: int | None = None,
         examples: int | None = None,
     ) -> None:
-        self.federation, self.ids, self.round, self.round_size = federation, ids, round, round_size
+        self.ids, self.round, self.round_size = ids, round, round_size
         self.examples = federation.examples if examples is None else examples
         self.device, self.dtype = federation.order.device, dtype
         check_augmentable(augment, federation.data)
         self.notes: dict[str, Tensor] = {}
-        offsets, self._sizes = federation.part(ids, round)
+        self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
+        self._width = federation.data.widths if static else None  # compiled code needs one width of rows
+        key = keys.key(seed, purpose="client", round=round, client=ids)
+        self._hold(federation, round, key)
+
+    def _hold(self, federation: Federation, round: int, key: Tensor) -> None:
+        """Take the examples that the clients hold in a round of `federation`, and their keys [K]."""
+        self.federation = federation
+        offsets, self._sizes = federation.part(self.ids, round)
         if bool((self._sizes.diff() > 0).any()):
             raise ConsilienceError("a cohort's clients must be sorted by their number of examples, most first")
-        self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
         # Compiled code needs one batch size in all rounds: that of the largest part, the first of the largest client.
-        self._largest = -(-int(federation.sizes.max()) // federation.steps) if static else int(self._sizes[0])
-        self._width = federation.data.widths if static else None  # and one width of rows of different lengths
-        key = keys.key(seed, purpose="client", round=round, client=ids)
+        self._largest = -(-int(federation.sizes.max()) // federation.steps) if self._static else int(self._sizes[0])
         self._offsets, self._n, self._key = (t.to(self.device, non_blocking=True) for t in (offsets, self._sizes, key))
-        self.n = self._n.to(dtype).unsqueeze(1)
+        self.n = self._n.to(self.dtype).unsqueeze(1)
+
+    def parts(self, count: int) -> Iterator[Cohort]:
+        """Cohorts of the same clients, each with another of `count` disjoint parts of their examples."""
+        if self.federation.steps > 1:
+            raise ConsilienceError("the clients of a stream have their data in parts already: divide them no further")
+        divided = self.federation.stream(count)
+        for part in range(count):
+            own = copy.copy(self)
+            own._hold(divided, part + 1, keys.fold(self._key, f"part {part}"))
+            yield own
 
     def __len__(self) -> int:
         return len(self.ids)

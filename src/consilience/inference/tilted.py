@@ -36,6 +36,11 @@ class Tilted(ABC):
     def __call__(self, task: Task, cavity: Gaussian, start: Tensor, cohort: Cohort) -> Gaussian:
         """The tilted distribution of each client; chains begin at `start` [P]."""
 
+    def near(self, task: Task, cavity: Gaussian, q: Gaussian, cohort: Cohort, power: float = 1.0) -> Gaussian:
+        """(tilted distribution)^power of each client, found from the belief q [P]. An expectation in it, if it has one,
+        is one under the result."""
+        return self(task, cavity, q.mean, cohort) ** power
+
     def refinement(self, tilted: Gaussian, q: Gaussian) -> Gaussian:
         """tilted / q, the change that a client contributes to q."""
         return tilted / q
@@ -45,7 +50,7 @@ def samples(chain: Chain, task: Task, cavity: Gaussian, start: Tensor, cohort: C
     """One sample [K, P] an epoch from a chain on the tilted energy −log p(D_k|θ) − log q₋ₖ(θ), scaled by 1/n. The chain
     overwrites one tensor."""
     return chain.iterates(
-        task.gradient(), start, cohort, pace=task.pace, running=task.running, prior=cavity ** (1 / cohort.n)
+        chain.gradient(task), start, cohort, pace=task.pace, running=task.running, prior=cavity ** (1 / cohort.n)
     )
 
 

@@ -16,7 +16,7 @@ def epoch_means(chain: Chain, task: Task, theta: Tensor, cohort: Cohort, *, burn
     total = torch.zeros(len(cohort), theta.shape[-1], dtype=theta.dtype, device=theta.device)
     count = torch.zeros_like(cohort.n)
     iterates = chain.iterates(
-        task.gradient(), theta, cohort, pace=task.pace, running=task.running, look=_into(total, count)
+        chain.gradient(task), theta, cohort, pace=task.pace, running=task.running, look=_into(total, count)
     )
     for epoch, last in enumerate(iterates):
         yield last if epoch < burn_in else total / count.clamp_min(1)

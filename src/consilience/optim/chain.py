@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +21,24 @@ from consilience.optim.schedules import Schedule
 from consilience.tasks.task import Task
 
 Memory = tuple[Tensor, ...]
+Gradient = Callable[..., tuple[Tensor, Tensor]]  # (θ, batch, *own, shared=) → (gradient [k, P], loss [k])
+BatchGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # of one batch: θ [k, P] → (gradient [k, P], loss [k])
 StepSize = float | Tensor  # one for all, one for each client [k, 1], or one for each parameter [k, P]
 # Called after a step with (the number of steps that its clients have taken in this round [k, 1], θ [k, P]). It may
 # change θ in place.
 Look = Callable[[Tensor, Tensor], None]
+
+
+class Now(NamedTuple):
+    """What a step has beside θ and its gradient: the arguments of `Chain.advance` after these."""
+
+    memory: Memory
+    prior: Gaussian | None
+    stiffness: Tensor | None
+    running: Tensor | None
+    n: Tensor
+    noise: Tensor | None
+    lr: StepSize
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,31 @@ class Chain(ABC):
     def noisy(self) -> bool:
         """Whether steps have noise."""
         return False
+
+    @property
+    def decay(self) -> float:
+        """The weight decay that is part of the gradient; 0 in chains that decay weights in another way."""
+        return self.weight_decay
+
+    @property
+    def preconditions(self) -> bool:
+        """Whether steps are divided by a curvature that includes the prior's, so that stiff priors do no harm."""
+        return False
+
+    def gradient(self, task: Task, loss: Callable[..., Tensor] | None = None) -> Gradient:
+        """The gradient of the loss on a batch that the steps follow, as `task.gradient` gives it."""
+        return task.gradient(loss)
+
+    def drawn(self, cohort: Cohort, k: int, size: int, tag: str) -> Tensor:
+        """The noise [k, size] of one step of a `noisy` chain."""
+        return cohort.noise(k, size, tag=tag)
+
+    def probe(self, gradient: BatchGradient, theta: Tensor, now: Now) -> tuple[Tensor, Tensor]:
+        """(gradient [k, P], loss [k]) of a batch that a step from θ follows: that at θ."""
+        return gradient(theta)
+
+    def _probed(self, gradient: BatchGradient, theta: Tensor, *now: Any) -> tuple[Tensor, Tensor]:
+        return self.probe(gradient, theta, Now(*now))
 
     def memory(self, theta: Tensor) -> Memory:
         """What `move` remembers from step to step: tensors with the client axis of θ [K, P], 0 at a round's start."""
@@ -116,7 +155,7 @@ class Chain(ABC):
         if task.pace is not None:
             pace = task.pace if pace is None else task.pace * pace
         for last in self.iterates(
-            task.gradient(loss), theta, cohort, *own, pace=pace, running=task.running, prior=prior, shared=shared,
+            self.gradient(task, loss), theta, cohort, *own, pace=pace, running=task.running, prior=prior, shared=shared,
             first=first,
         ):  # fmt: skip
             theta = last
@@ -124,7 +163,7 @@ class Chain(ABC):
 
     def iterates(
         self,
-        gradient: Callable[..., tuple[Tensor, Tensor]],
+        gradient: Gradient,
         theta: Tensor,
         cohort: Cohort,
         *own: Any,
@@ -134,27 +173,30 @@ class Chain(ABC):
         shared: tuple[Any, ...] = (),
         look: Look | None = None,
         first: int = 0,
+        memory: Memory | None = None,
     ) -> Iterator[Tensor]:
         """The parameters [K, P] of every client after every epoch, from θ [P] or [K, P]. The same tensor is yielded
         each time: copy what must last.
 
         `own` and `prior` are cut to the clients that still have a batch. `pace` [P] multiplies the step sizes. Where
         `running` [P] is not 0, θ moves by that share of the loss's gradient and by nothing else. `look` is called after
-        every step. `first` is as in a call."""
+        every step. `first` is as in a call. A given `memory` is continued, in place."""
         theta = theta.expand(len(cohort), -1).clone()
-        memory, taken = self.memory(theta), torch.zeros_like(cohort.n)
+        memory, taken = self.memory(theta) if memory is None else memory, torch.zeros_like(cohort.n)
         loss, seen = torch.zeros_like(cohort.n[:, 0]), torch.zeros_like(cohort.n[:, 0])
         pace = None if pace is None else pace[: theta.shape[1]]
-        guard, step_along = _Stiffness(self, prior, pace), stepper(gradient, self.advance)
-        if prior is not None and self.weight_decay:
-            decay = theta.new_full((1,), self.weight_decay)
+        guard = _Stiffness(self, None if self.preconditions else prior, pace)
+        step_along = stepper(gradient, self.advance, self._probed)
+        if prior is not None and self.decay:
+            decay = theta.new_full((1,), self.decay)
             prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
         for epoch in range(self.epochs):
             loss.zero_()
             seen.zero_()
             for step, (k, batch) in enumerate(islice(cohort.epoch(first + epoch, self.batch_size), self.longest)):
                 now = theta[:k]
-                noise = cohort.noise(k, theta.shape[1], tag=f"chain {first + epoch} {step}") if self.noisy else None
+                tag = f"chain {first + epoch} {step}"
+                noise = self.drawn(cohort, k, theta.shape[1], tag) if self.noisy else None
                 size = self.step_size(cohort, epoch, step, k)
                 size = size if pace is None else size * pace
                 held = None if prior is None else prior.first(k)
@@ -184,8 +226,8 @@ class Chain(ABC):
         averages = None if running is None else theta - running * g
         if prior is not None:
             g = prior.add_energy_gradient(g, theta)
-        elif self.weight_decay:
-            g = torch.add(g, theta, alpha=self.weight_decay)
+        elif self.decay:
+            g = torch.add(g, theta, alpha=self.decay)
         if stiffness is not None:
             g = g / stiffness
         self.move(theta, memory, g, n, noise, lr)

@@ -59,6 +59,22 @@ class Adam(Chain):
 
 
 @dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay is no part of the gradient: θ ← (1 − lr · weight_decay) θ − lr · m̂ / (√v̂ + eps)
+    (Loshchilov & Hutter, 2019)."""
+
+    weight_decay: NonNegative = 0.01
+
+    @property
+    def decay(self) -> float:
+        return 0.0
+
+    def move(self, theta: Tensor, memory: Memory, g: Tensor, n: Tensor, noise: Tensor | None, lr: StepSize) -> None:
+        theta.mul_(1 - lr * self.weight_decay)
+        super().move(theta, memory, g, n, noise, lr)
+
+
+@dataclass(frozen=True)
 class AMSGrad(Chain):
     """Adam with the largest v̂ so far in place of v̂ (Reddi et al., 2018)."""
 
@@ -107,11 +123,12 @@ def _no_steps(theta: Tensor) -> Tensor:
 def _moments(
     first: Tensor, second: Tensor, steps: Tensor, g: Tensor, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor]:
-    """Update the running means of g and g² in place; return their corrections 1 − β₁ᵗ and 1 − β₂ᵗ."""
+    """Update the running means of g and g² in place; return their corrections 1 − β₁ᵗ and 1 − β₂ᵗ. If `steps` has two
+    columns, the means have seen different numbers of steps."""
     steps += 1
     first.lerp_(g, 1 - beta1)
     second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    return 1 - beta1**steps, 1 - beta2**steps
+    return 1 - beta1 ** steps[:, :1], 1 - beta2 ** steps[:, -1:]
 
 
 def _adam_step(

@@ -1,8 +1,10 @@
 """Named experiments: `consilience reproduce NAME`."""
 
 from consilience.recipes import (
+    after2023,
     batchnorm,
     dp,
+    dp_sites,
     epgan,
     epgan_speech,
     epgan_toy,
@@ -35,7 +37,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         hospitals.RECIPE, hospital_methods.RECIPE, personal_hospitals.RECIPE, *personal_images.RECIPES,
-        hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, batchnorm.RECIPE,
+        hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, after2023.RECIPE, dp_sites.RECIPE, batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
         *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES,
         fednp_moments.RECIPE, fednp_toy.RECIPE, fednp_speech.RECIPE, *pfnm.RECIPES,

@@ -158,7 +158,9 @@ class Loop:
         return to(unpack(bytes.fromhex(self.ranks.led(mine.hex)), like=server), session.task.device)
 
     def _settle(self, session: Session, run: Run, number: int) -> dict[str, Any]:
-        run.plan = session.settle(run.server, run.states, round_clients(self.settings, session, number), number)
+        run.plan = session.settle(
+            run.server, run.states, round_clients(self.settings, session, run.algorithm, number), number
+        )
         run.task = session.task
         log.info("plan: %s", run.plan)
         return asdict(run.plan)

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from consilience.algorithms import Algorithm
 from consilience.core import Tree, guards, keys, leaves, tree_map
 from consilience.core.errors import CallbackError
 from consilience.data.cohort import Info
@@ -25,8 +26,11 @@ from consilience.runs.stopping import Stopping
 rejections = logging.getLogger("consilience.rejections")
 
 
-def round_clients(settings: Settings, session: Session, number: int) -> Tensor:
-    """The clients of a round, drawn from (seed, round)."""
+def round_clients(settings: Settings, session: Session, algorithm: Algorithm, number: int) -> Tensor:
+    """The clients of a round: those whose turn it is, or drawn from (seed, round)."""
+    chosen = algorithm.turn(number, session.cohort, len(session.federation))
+    if chosen is not None:
+        return chosen
     key = keys.key(settings.seed, purpose="cohort", round=number)
     return keys.sample(key, len(session.federation), session.cohort)
 
@@ -115,7 +119,7 @@ class Rounds:
 
     def _round(self, number: int, setup: float) -> dict[str, Any]:
         start, run = time.perf_counter(), self.run
-        ids = round_clients(self.settings, self.session, number)
+        ids = round_clients(self.settings, self.session, run.algorithm, number)
         run.statistics = None
         result = self.session.round(run.server, run.states, ids, number)
         run.server, run.federation = result.server, self.session.federation

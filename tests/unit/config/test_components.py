@@ -113,7 +113,7 @@ UNKNOWN = {
     "algorithm.name=FedAvgg": ["algorithm: unknown name 'FedAvgg'", "did you mean 'FedAvg'?", "FedProx"],
     "algorithm.lrr=0.1": ["algorithm.lrr: unknown key", "did you mean 'lr'?", "momentum"],
     "algorithm.train.lrr=0.1": ["algorithm.train.lrr: unknown key", "did you mean 'lr'?"],
-    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: AMSGrad, Adam, RMSprop, SGD"],
+    "algorithm.train=ADAM": ["algorithm.train: unknown name 'ADAM'", "allowed: AMSGrad, Adam, AdamW, DPSGD"],
     'algorithm.server={name="Adam", rate=1}': ["algorithm.server.rate: unknown key", "beta1"],
     'algorithm={name="FedEP", lrr=1}': ["algorithm.lrr: unknown key", "did you mean 'lr'?", "damping", "momentum"],
     'algorithm={name="FedEP", infer={scal=1}}': ["algorithm.infer.scal: unknown key", "'scale'?"],
@@ -122,7 +122,8 @@ UNKNOWN = {
     'algorithm={name="FedEP", infer={name="MCMC", train="SGLD"}, momentum=0.5}': [
         "algorithm.momentum: unknown key", "temperature"],
     'algorithm={name="FedEP", site={lr=1}}': ["algorithm.site.name must be given; allowed: AdaGrad, Adam, Momentum"],
-    'algorithm={name="Switch", at=3, then={lr=1}}': ["algorithm.then.name must be given; allowed: ADF, BayesGAN"],
+    'algorithm={name="Switch", at=3, then={lr=1}}': [
+        "algorithm.then.name must be given; allowed: ADF, AsynchronousPVI, BayesADMM"],
     'algorithm={name="Switch", at=3, then="Switch"}': ["algorithm.then: unknown name 'Switch'", "FedEP"],
     'algorithm={name="Switch", at=3, then={name="FedEP", infer={name="Laplace", kapa=1}}, lr=1}': [
         "algorithm.then.infer.kapa: unknown key", "'kappa'?"],

@@ -67,7 +67,7 @@ MISTAKES: list[tuple[dict[str, Any], list[str]]] = [
     ({"algorithm": {"name": "own.py:fixed"}}, ["algorithm: ", "is not an Algorithm"]),
     (
         {"algorithm": {"name": "Switch", "at": 3, "then": "own.py:fixed"}},
-        ["algorithm.then: ", "makes no such part; allowed: ADF, BayesGAN, Ditto"],
+        ["algorithm.then: ", "makes no such part; allowed: ADF, AsynchronousPVI, BayesADMM"],
     ),
     ({"algorithm": {"name": "own.py:Endless"}}, ["Endless with abstract method"]),
     (

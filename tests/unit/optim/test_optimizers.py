@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from consilience.optim import SGD, Adam, AMSGrad, RMSprop
+from consilience.core.gaussian import Gaussian
+from consilience.optim import SGD, Adam, AdamW, AMSGrad, RMSprop
 from support.training import EXACT, SIZES, by_torch, walk, world
 
 CHAINS = [
@@ -21,6 +22,7 @@ CHAINS = [
     RMSprop(lr=0.1, batch_size=5, epochs=2, alpha=0.5, eps=1e-3),
     RMSprop(lr=0.02, batch_size=8, epochs=2, alpha=0.0, weight_decay=0.1),
     Adam(lr=0.02, batch_size=5, epochs=2),
+    AdamW(lr=0.02, batch_size=5, epochs=2, weight_decay=0.5),
     Adam(lr=0.1, batch_size=5, epochs=2, beta1=0.5, beta2=0.9, eps=1e-3),
     Adam(lr=0.02, batch_size=5, epochs=3, beta1=0.0, weight_decay=0.1, longest=2),
 ]
@@ -75,6 +77,15 @@ def test_rmsprop_is_not_corrected_for_its_start():
     steps = stepped(RMSprop(lr=1.0, alpha=0.99), [0.3] * 49, torch.zeros(2, 3).double())
     for t, step in enumerate(steps, 1):
         torch.testing.assert_close(step, torch.full_like(step, (1 - 0.99**t) ** -0.5), rtol=1e-6, atol=0)
+
+
+def test_the_decay_of_adamw_is_no_part_of_a_prior():
+    """The weights shrink beside the step along the gradient, and Adam's normalisation does not see it."""
+    task, group = world()
+    prior = Gaussian(torch.zeros(task.size).double(), torch.full((1,), 0.3).double())
+    chain = AdamW(lr=0.01, batch_size=100, weight_decay=2.0)
+    step, plain = (c(task, task.initial(), group, prior=prior) for c in (chain, replace(chain, weight_decay=0.0)))
+    torch.testing.assert_close(step, plain - 0.02 * task.initial(), **EXACT)
 
 
 @pytest.mark.parametrize("kind", [Adam, AMSGrad, RMSprop])

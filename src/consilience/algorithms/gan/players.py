@@ -83,7 +83,7 @@ class Players(Averaging):
             if look is not None:
                 look(taken, now)
 
-        found, gradient = theta, task.gradient(loss)
+        found, gradient = theta, self.train.gradient(task, loss)
         for found in self.train.iterates(
             gradient, theta, cohort, past, *own, pace=task.pace, running=task.running, prior=prior, look=after
         ):

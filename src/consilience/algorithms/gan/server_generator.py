@@ -33,13 +33,20 @@ class ServerGenerator(Algorithm):
         for name, usual in unused.items():
             if (value := getattr(self.generator, name, usual)) != usual:
                 raise ConfigError(f"generator.{name} has no effect at the server: omit it, got {value}")
+        if type(self.generator).probe is not Chain.probe:
+            kind = type(self.generator).__name__
+            raise ConfigError(
+                f"generator needs gradients at the weights, which {kind} does not take: choose Adam or SGD"
+            )
 
     def adapt(self, task: Task, seed: int) -> Task:
         return adversarial(task, self.name, self.single)
 
     def discriminate(self, task: Adversarial, generator: Tensor, before: Tensor, cohort: Cohort) -> Tensor:
         """Discriminators [K, D] after local training from `before` [D] or [K, D] against a fixed generator [G]."""
-        *_, theta = self.train.iterates(task.gradient(discriminator_loss), before, cohort, shared=(generator,))
+        *_, theta = self.train.iterates(
+            self.train.gradient(task, discriminator_loss), before, cohort, shared=(generator,)
+        )
         return theta
 
     def generate(
