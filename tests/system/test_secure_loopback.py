@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,7 +24,7 @@ APP = Path(__file__).parents[2] / "benchmarks" / "drill_app"
 sys.path.insert(0, str(APP))
 from drill.setting import METHODS, five_sites, task  # noqa: E402
 
-ROUNDS = 3
+ROUNDS = {"FedEP": 2, "FedAvg": 1}
 PATTERN = 48  # bytes of an update that are searched for
 
 
@@ -39,7 +38,7 @@ def federation(tmp_path):
 
 def simulated(method):
     engine = cs.Simulator(device="cpu", chunk=1, workers=1, secure=True)
-    return cs.fit(METHODS[method], task(), five_sites()[0], rounds=ROUNDS, engine=engine, progress=False).server
+    return cs.fit(METHODS[method], task(), five_sites()[0], rounds=ROUNDS[method], engine=engine, progress=False).server
 
 
 def wait_for(seen, seconds=500.0):
@@ -63,49 +62,48 @@ def updates_of(folder, experiment):
         storage = ClientStorage(folder / "sites" / site, experiment, site)
         for token in storage.tokens():
             update = storage.read(Token(*token))[0].update.update
-            patterns[f"{site} {token}"] = bytes_of(leaves_by_name(update)["eta"])
+            patterns[f"{site} {token}"] = bytes_of(dict(leaves(update))["eta"])
     return patterns
 
 
-def leaves_by_name(tree):
-    return dict(leaves(tree))
+def assert_simulated(out, method):
+    found, wanted = RunDirectory(out).latest()[1].server, simulated(method)
+    for (name, one), (_, other) in zip(leaves(found), leaves(wanted), strict=True):
+        assert torch.equal(one, other), name
+
+
+def held_by_server(folder, out):
+    """What the server's processes have in memory and in files, while they are stopped; by process and path."""
+    servers = processes_with(f"FLWR_HOME={folder / 'net' / 'flwr' / SUPERLINK}")
+    for process in servers:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        memory = {f"process {process}": memory_of(process) for process in servers}
+        files = {str(path): path.read_bytes() for place in (folder / "net", out) for path in place.rglob("*")
+                 if path.is_file()}  # fmt: skip
+    finally:
+        for process in servers:
+            os.kill(process, signal.SIGCONT)
+    return memory, files
 
 
 @pytest.mark.slow
 def test_five_sites_learn_the_simulators_bits_and_the_server_holds_no_update(federation, tmp_path):
-    out = tmp_path / "run"
-    run = federation.start(APP, method="FedEP", rounds=ROUNDS, out=str(out), clients=5, secure=True)
-    wait_for(lambda: out.exists() and len(RunDirectory(out).history()) == 2)
-    servers = processes_with(f"FLWR_HOME={tmp_path / 'net' / 'flwr' / SUPERLINK}")
-    for process in servers:
-        os.kill(process, signal.SIGSTOP)
-    try:
-        saved = RunDirectory(out).latest()[1]
-        updates = updates_of(tmp_path, Registry.read(out).experiment)
-        memory = {process: memory_of(process) for process in servers}
-        files = {path: path.read_bytes() for path in (tmp_path / "net").rglob("*") if path.is_file()}
-        files |= {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    finally:
-        for process in servers:
-            os.kill(process, signal.SIGCONT)
-    known = bytes_of(saved.server.q.eta)
+    out = tmp_path / "FedEP"
+    run = federation.start(APP, method="FedEP", rounds=ROUNDS["FedEP"], out=str(out), clients=5, secure=True)
+    wait_for((out / "checkpoints" / "round-0000001.safetensors").exists)
+    memory, files = held_by_server(tmp_path, out)
+    known = bytes_of(RunDirectory(out).checkpoint(1).server.q.eta)
     assert any(known in held for held in memory.values()), "the search finds what the server knows"
     assert any(known in held for held in files.values())
+    updates = updates_of(tmp_path, Registry.read(out).experiment)
     assert len(updates) >= 5
     for what, pattern in updates.items():
-        assert not [process for process, held in memory.items() if pattern in held], f"{what} is in the memory"
-        assert not [path for path, held in files.items() if pattern in held], f"{what} is in a file"
+        assert not [where for where, held in (memory | files).items() if pattern in held], what
     assert federation.wait(run) == "finished:completed", federation.log(SUPERLINK).read_text()[-3000:]
-    for (name, found), (_, wanted) in zip(leaves(RunDirectory(out).latest()[1].server), leaves(simulated("FedEP")),
-                                          strict=True):  # fmt: skip
-        assert torch.equal(found, wanted), name
-    assert RunDirectory(out).history()[-1]["eval"]["accuracy"] > 0.6, "scores are sums, too"
-
-
-@pytest.mark.slow
-def test_fedavg_at_five_sites_is_the_simulators_to_the_last_bit(federation, tmp_path):
-    out = tmp_path / "run"
-    status = federation.run(APP, method="FedAvg", rounds=ROUNDS, out=str(out), clients=5, secure=True)
+    assert_simulated(out, "FedEP")
+    assert RunDirectory(out).history()[-1]["eval"]["accuracy"] > 0.5, "scores are sums, too"
+    out = tmp_path / "FedAvg"
+    status = federation.run(APP, method="FedAvg", rounds=ROUNDS["FedAvg"], out=str(out), clients=5, secure=True)
     assert status == "finished:completed", federation.log(SUPERLINK).read_text()[-3000:]
-    wanted = simulated("FedAvg")
-    assert np.array_equal(RunDirectory(out).latest()[1].server.theta, wanted.theta)
+    assert_simulated(out, "FedAvg")

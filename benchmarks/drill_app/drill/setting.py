@@ -28,7 +28,8 @@ def _with_akron(part: cs.Federation) -> cs.Federation:
     silos = {name: part.client(k) for k, name in enumerate(part.names)}
     whole = silos.pop("Cleveland")
     rows = torch.arange(len(whole))
-    return cs.Federation.from_silos({"Akron": whole[rows[1::2]], "Cleveland": whole[rows[::2]], **silos})
+    silos |= {"Akron": whole[rows[1::2]], "Cleveland": whole[rows[::2]]}
+    return cs.Federation.from_silos(dict(sorted(silos.items())))  # the order of clients over Flower
 
 
 @cache
