@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from consilience import algorithms as a
 from consilience import inference, server
 from consilience.algorithms.switch import Method, Switch
-from consilience.optim import SGHMC, Tapered
+from consilience.optim import IVON, SAM, SGHMC, SGLD, AdamW, Chain, Tapered
 from consilience.recipes.leaderboard_setting import Arena
 
+C = TypeVar("C", bound=Chain)
 FEW = ("FedAvg", "FedEP(I)", "FedCGS", "LocalOnly", "FedFisher")  # of a quick run
 ONCE = ("PFNM", "Ensemble", "FedFisher", "FedFisher, Kronecker", "β-PredBayes")  # methods with one exchange
 
@@ -23,6 +25,12 @@ def methods(arena: Arena) -> dict[str, Method]:
     sampler = SGHMC(
         lr=train.lr, epochs=arena.epochs, batch_size=train.batch_size, weight_decay=train.weight_decay, temperature=0.1
     )
+
+    def alike(kind: type[C], **changes: Any) -> C:
+        """Another local optimiser, with the same passes over the data."""
+        return kind(epochs=train.epochs, batch_size=train.batch_size, **changes)
+
+    variational, sharp = inference.Variational(alike(IVON, lr=0.02, kappa=10.0)), alike(SAM, lr=train.lr)
 
     def warm(then: a.Algorithm) -> Switch:
         return Switch(a.FedAvg(train), then, at=half)
@@ -38,6 +46,9 @@ def methods(arena: Arena) -> dict[str, Method]:
         "FedDyn": a.FedDyn(train),
         "FedDC": a.FedDC(train),
         "MOON": a.MOON(train),
+        "FedSAM": a.FedAvg(sharp),
+        "FedGAMMA": a.SCAFFOLD(sharp),
+        "FedAdamW": a.FedAdamW(alike(AdamW, lr=0.003)),
         "SA-FL": a.SAFL(replace(train, schedule=Tapered())),
         "FedPer": a.FedPer(train),
         "FedRep": a.FedRep(train, head=train),
@@ -47,10 +58,14 @@ def methods(arena: Arena) -> dict[str, Method]:
         "FedBE": a.FedBE(train),
         "FedNP": a.FedNP(train),
         "FedPA": warm(a.FedPA(replace(train, epochs=5))),
+        "FedLap": a.FedLap(train, prior=10.0),
+        "FedLangevin": a.FedLangevin(alike(SGLD, lr=0.02, temperature=0.1), burn_in=half),
         "FedEP(I)": warm(a.FedEP(infer)),
         "FedEP(L)": warm(a.FedEP(inference.Laplace(train))),
         "FedEP(V)": warm(a.FedEP(inference.NGVI(train))),
         "FedSEP(I)": warm(a.FedSEP(infer)),
+        "PVI": a.PVI(variational),
+        "BayesADMM": a.BayesADMM(variational, damping=0.5),
         "PartialPooling(I)": warm(a.PartialPooling(infer, damping=0.3, parts="layers")),
         "FedCGS": Switch(a.FedAvg(train), a.FedCGS(), at=arena.rounds - 1),
         "PFNM": a.PFNM(once),
