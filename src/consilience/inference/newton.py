@@ -24,6 +24,7 @@ class Newton(Tilted):
     depend on each other, as in Cox's partial likelihood, all examples of a client are one batch."""
 
     letter: ClassVar[str] = "N"
+    starts_flat: ClassVar[bool] = True
     steps: Count = 30
     tolerance: NonNegative = 1e-10
     batch_size: Count = 1024

@@ -19,6 +19,8 @@ class Tilted(ABC):
 
     letter: ClassVar[str]
     """The letter in the papers' tables: FedEP(I), FedEP(L), …"""
+    starts_flat: ClassVar[bool] = False
+    """Whether a site of unseen examples has no information."""
 
     @property
     def measures_precision(self) -> bool:

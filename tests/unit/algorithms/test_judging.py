@@ -234,3 +234,12 @@ def test_where_all_have_converged_rounding_is_not_surprising():
     method = cs.FedEP(NEWTON, prior=0.7, max_surprise=20.0)
     run = cs.fit(method, task, federation, rounds=150, engine=ENGINE, progress=False)
     assert not any(line["rejected"] for line in run.history)
+
+
+@pytest.mark.parametrize(("infer", "prior", "advised"), [(NEWTON, 0.0, True), (NEWTON, 1.0, False), (None, 0.0, False)])
+def test_a_refusal_names_the_prior_where_sites_begin_without_information(infer, prior, advised):
+    method = cs.FedEP(infer or cs.inference.Identity(), prior=prior)
+    n, cavity = torch.ones(1, 1).double(), gaussians(2, clients=1)
+    q = rows(gaussians(0), 0)
+    found = measured(q, cs.Gaussian(q.eta, -2 * q.lam.expand(1, -1)), 1.0, cavity, n, round_size=1)
+    assert ("give a prior such as prior=1.0" in method.objection(found)) == advised

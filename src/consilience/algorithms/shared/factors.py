@@ -94,10 +94,16 @@ class Factors(Algorithm):
         )
 
     def refusals(self, server: Any, update: Any, measures: dict[str, Tensor]) -> dict[int, str]:
-        return judged(measures, **self.bounds) or exhausting(server.q, update, measures)
+        return self._judged(measures) or exhausting(server.q, update, measures)
 
     def objection(self, measures: dict[str, Tensor]) -> str:
-        return judged(measures, **self.bounds).get(0, "")
+        return self._judged(measures).get(0, "")
+
+    def _judged(self, measures: dict[str, Tensor]) -> dict[int, str]:
+        """What `judged` finds, with the way out where sites and p₀ leave directions that no data determine."""
+        advice = "; if the data do not determine all weights, give a prior such as prior=1.0"
+        flat = not self.prior and self.infer.starts_flat
+        return {row: why + advice * flat for row, why in judged(measures, **self.bounds).items()}
 
     def implausible(self, server: Any, update: Any) -> str:
         return "" if stays_proper(server.q, update) else "the sum of the updates would leave no positive precision"
