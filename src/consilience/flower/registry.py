@@ -191,6 +191,11 @@ class RemoteFederation(Federation):
     def label_counts(self) -> None:
         return None
 
+    def pooled(self) -> Federation:
+        raise ConfigError(
+            "this method moves the data to one place, which a real federation cannot do: choose another method"
+        )
+
     def of(self, registry: Registry) -> RemoteFederation:
         """The same data, with the sites of another registry."""
         return replace(self, offsets=starts(registry.sizes), names=registry.names)

@@ -312,7 +312,8 @@ def test_a_clients_size_moves_no_other_client_and_the_sum_by_no_more_than_twice_
     for (name, a), (_, b) in zip(*(leaves(inner) for inner, _ in seen), strict=True):
         assert torch.equal(a, b), f"{name} depends on a client's size"
     change = seen[0][1] - seen[1][1]
-    assert torch.equal(change[1:], torch.zeros_like(change[1:])), "the update of another client depends on its size"
+    others = float(change[1:].abs().max())  # rounding alone: batches of other widths are summed in another order
+    assert others < 1e-15, "the update of another client depends on its size"
     assert float(change[0].norm()) <= 0.2 + 1e-9
 
 

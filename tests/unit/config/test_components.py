@@ -133,7 +133,7 @@ UNKNOWN = {
     "partition.name=dirichle": ["partition.name: unknown name 'dirichle'", "did you mean 'dirichlet'?"],
     'partition={name="iid", clients=2, alpha=1}': ["partition.alpha: unknown key", "allowed: clients, seed"],
     "model.name=mpl": ["model.name: unknown name 'mpl'", "did you mean 'mlp'?"],
-    "model.hidden=[3]": ["model.hidden: unknown key; logistic has no settings"],
+    "model.hidden=[3]": ["model.hidden: unknown key", "allowed: bias"],
     'task.augment=[{name="Flop"}]': ["task.augment: unknown name 'Flop'", "did you mean 'Flip'?"],
     "engine.chnk=3": ["engine.chnk: unknown key", "did you mean 'chunk'?"],
     "engine.name=Simulater": ["engine.name: unknown name 'Simulater'", "did you mean 'Simulator'?"],
