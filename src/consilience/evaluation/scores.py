@@ -143,6 +143,7 @@ def evaluate(
     calibration: Calibration | None = None,
     coverage: float = LEVEL,
     intervals: float | None = None,
+    trained_on: Dataset | None = None,
 ) -> Evaluation:
     """Score a belief on test data, with `samples` draws of a posterior; without draws, only the mean weights.
 
@@ -150,7 +151,8 @@ def evaluate(
     and the overall scores pool all predictions.
 
     outside: Out-of-distribution examples, used to score uncertainty. Their labels are not used. If clients have their
-        own beliefs, the examples are dealt to the clients in turn.
+        own beliefs, the examples are dealt to the clients in turn. They get the scale and shift of the training data
+        `trained_on`, by default those of the test data.
     batch_size: Examples that are predicted at once; by default at most 1000 with at most 64 MiB of inputs.
     metrics: Further scores: functions of (prediction, y) by name, or a list of `Metric` and of names such as "auprc".
     calibration: Of prediction sets, whose coverage and size are then scored for this `coverage`.
@@ -164,9 +166,10 @@ def evaluate(
             raise TaskError("scores of generated samples have no intervals: leave intervals out")
         return _evaluate_generators(task, belief, test, samples)
     check_metrics(task, own)
-    if outside is not None:
-        check_unlabelled(task, outside)
     data = test.data if isinstance(test, Federation) else test
+    if outside is not None:
+        outside = outside.normalised_as(trained_on, data)
+        check_unlabelled(task, outside)
     parts = [torch.arange(len(data))]
     if isinstance(test, Federation):
         parts = [test.indices(c) for c in range(len(test))]

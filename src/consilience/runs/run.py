@@ -355,13 +355,15 @@ class Run:
         For a Federation, every client that has learned predicts with its own belief. Clients are matched by name or,
         where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
         to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
-        only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are further scores, by
-        default those of `fit`. If the run is calibrated, prediction sets of this `coverage` are scored too. With
-        `intervals`, a confidence level such as 0.95, scores have intervals, overall and for each client."""
+        only the predictive entropy is computed, with the scale and shift of the training data. `batch_size` is as in
+        `predict`. `metrics` are further scores, by default those of `fit`. If the run is calibrated, prediction sets of
+        this `coverage` are scored too. With `intervals`, a confidence level such as 0.95, scores have intervals,
+        overall and for each client."""
         outside = None if outside is None else self._examples(outside)
         own = self.metrics if metrics is None else as_metrics(metrics)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": own}
         how |= {"calibration": self.calibration, "coverage": coverage, "intervals": intervals}
+        how["trained_on"] = self.federation.data
         if isinstance(test, Federation):
             found = evaluate(self.network, self._own(test), test, **how)
             return with_majority(found, self.task, self.federation, test, self._known(test))
@@ -402,9 +404,9 @@ class Run:
         self, inside: Source, outside: Source, *, samples: int = SAMPLES, batch_size: int | None = None
     ) -> Detection:
         """How well the uncertainty at a new client separates out-of-distribution examples from others. `batch_size` is
-        as in `predict`."""
-        data = self._examples(inside), self._examples(outside)
-        return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
+        as in `predict`. `outside` gets the scale and shift of the training data, as the model would see it in use."""
+        data, how = (self._examples(inside), self._examples(outside)), {"samples": samples, "batch_size": batch_size}
+        return detect(self.network, self.newcomer(), *data, trained_on=self.federation.data, **how)
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:
