@@ -65,11 +65,15 @@ class Evaluation:
     counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
     """Of two classes: the scores by bin and class, which sites send in place of the scores."""
     marginal_counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
+    tempered: dict[str, float] | None = None
+    """Scores of the posterior average at the fitted `temperature`, beside `marginal`."""
+    temperature: float | None = None
     replicates: dict[str, Replicates] = field(default_factory=dict, compare=False, repr=False)
     """Scores of bootstrap samples of each client's examples: the samples of two models are the same ones."""
 
     def __repr__(self) -> str:
         parts = [in_words(self.point), f"marginal {in_words(self.marginal)}" if self.marginal else ""]
+        parts += [f"at temperature {self.temperature:.3g} {in_words(self.tempered)}" if self.tempered else ""]
         parts += [text.plural(len(self.clients), "client") if self.clients else ""]
         return f"Evaluation({'; '.join(filter(None, parts))})"
 
@@ -119,7 +123,8 @@ class Evaluation:
         marginal = None
         if self.marginal is not None:
             marginal = part(self.marginal, self.marginal_reliability, self.marginal_entropy, self.marginal_intervals)
-        return {
+        tempered = {} if self.tempered is None else {"tempered": self.tempered, "temperature": self.temperature}
+        return tempered | {
             "belief": self.belief,
             "level": self.level,
             "majority": self.majority,
