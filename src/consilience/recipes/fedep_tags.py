@@ -3,6 +3,7 @@
 import torch
 
 from consilience.data import Dataset, Federation
+from consilience.engines.simulator import Simulator
 from consilience.models import bag_of_words
 from consilience.models.text import FIRST
 from consilience.optim import SGD
@@ -46,10 +47,11 @@ TAGS_BY_USER = Benchmark(
     name="fedep-tags", title="Made-up tags by user, AdaGrad at the server",
     text="Logistic regression from the frequencies of 600 words to 50 tags; 400 users of 30 questions who care for "
     "five tags each, 10 a round. Most users are silent on most tags and words.",
-    setting=setting, train=SGD(lr=10.0, momentum=0.9, epochs=5, batch_size=30),
-    server=AdaGrad(lr=0.5, eps=1e-5, eps_inside_root=True), rounds=300, switch=150, cohort=10, kappa=1.0, s0=1e-4,
+    setting=setting, train=SGD(lr=50.0, momentum=0.9, epochs=5, batch_size=30),
+    server=AdaGrad(lr=2.0, eps=1e-5, eps_inside_root=True), rounds=300, switch=150, cohort=10, kappa=1.0, s0=1e-6,
     names="FedAvg FedSEP(I) FedSEP(M) FedSEP(L) FedSEP(V)", shrink=1e-6, laplace_batch=30, laplace_epochs=2,
     ngvi_epochs=5, ngvi_samples=2, metrics=("micro_f1", "macro_f1"), every=25, window=50,
+    engine=Simulator(workers=1, threads=1),
 )  # fmt: skip
 
 RECIPE = TAGS_BY_USER.recipe(3)
