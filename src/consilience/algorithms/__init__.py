@@ -35,6 +35,7 @@ from consilience.algorithms.gan.fedavg_gan import FedAvgGAN
 from consilience.algorithms.gan.fedgan import FedGAN
 from consilience.algorithms.gan.probgan import ProbGAN
 from consilience.algorithms.gan.sampled_epgan import SampledEPGAN
+from consilience.algorithms.last_layer import LastLayer
 from consilience.algorithms.moon import MOON
 from consilience.algorithms.partial_pooling import PartialPooling
 from consilience.algorithms.pfedme import PFedMe
@@ -55,8 +56,8 @@ __all__ = [
     "ADF", "DPPVI", "EPGAN", "F2A", "MOON", "PFNM", "PVI", "SAFL", "SCAFFOLD", "Algorithm", "AsynchronousPVI",
     "Averaging", "BayesADMM", "BayesGAN", "Ditto", "Downpour", "Ensemble", "Factors", "FedAdamW", "FedAvg",
     "FedAvgGAN", "FedBE", "FedBN", "FedCGS", "FedDC", "FedDyn", "FedEP", "FedEx", "FedFisher", "FedFisherKFAC",
-    "FedGAN", "FedLA", "FedLangevin", "FedLap", "FedLapCov", "FedNP", "FedNova", "FedPA", "FedPADiagonal", "FedPer",
-    "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LocalOnly", "Median", "PFedMe", "PartialPooling", "Pooled",
-    "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm",
-    "change", "epsilon",
+    "FedGAN", "FedLA", "FedLangevin", "FedLap", "FedLapCov", "FedNP", "FedNova", "FedPA", "FedPADiagonal",
+    "FedPer", "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LastLayer", "LocalOnly", "Median", "PFedMe",
+    "PartialPooling", "Pooled", "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch",
+    "TrimmedMean", "algorithm", "change", "epsilon",
 ]  # fmt: skip

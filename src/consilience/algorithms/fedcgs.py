@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.shared.heads import head_layer, head_name, head_place, with_head
 from consilience.core import ConsilienceError, Point, Range, Ranges, TaskError, record, tree_map
 from consilience.core.checks import Count, Positive
 from consilience.core.records import add, leaves, static
@@ -73,16 +73,16 @@ class FedCGS(Algorithm):
     def adapt(self, task: Task, seed: int) -> Task:
         if task.kind != "classification":
             raise TaskError(f"{self.name} needs an output for every class, but the task is {task.kind}")
-        _head(task)
+        head_name(task, self.name)
         if task.running is not None:
             raise TaskError(f"{self.name} keeps the network as it is: use freeze_batchnorm(model)")
         return task
 
     def start(self, task: Task, info: Info) -> Server:
-        return Server(info.initial, _no_sums(task, info.initial.device), _place(task))
+        return Server(info.initial, self._no_sums(task, info.initial.device), head_place(task, self.name))
 
     def client(self, task: Task, info: Info, n: Tensor) -> Client:
-        fresh: Sums = tree_map(lambda leaf: leaf.repeat(len(n), *[1] * leaf.dim()), _no_sums(task, n.device))
+        fresh: Sums = tree_map(lambda leaf: leaf.repeat(len(n), *[1] * leaf.dim()), self._no_sums(task, n.device))
         return Client(fresh)
 
     def message(self, server: Server, ids: Tensor) -> Point:
@@ -117,15 +117,8 @@ class FedCGS(Algorithm):
     def network(self, task: Task, server: Server) -> Task:
         if self.plug_in:
             return task
-        name = _head(task)
-        features = server.sums.totals.shape[-1]
-        head = StudentHead(features, len(server.sums.counts))
-        if not name:
-            return task.with_module(head)
-        module = copy.deepcopy(task.module)
-        parent, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(parent), attribute, head)
-        return task.with_module(module)
+        classes, features = server.sums.totals.shape
+        return with_head(task, self.name, StudentHead(features, classes))
 
     def audit(self, server: Server, states: Iterable[Client]) -> dict[str, float]:
         left: Sums = server.sums
@@ -142,6 +135,10 @@ class FedCGS(Algorithm):
 
     def forget(self, server: Server, state: Client) -> Server:
         return self.fuse(server, tree_map(Tensor.neg, state.sums))
+
+    def _no_sums(self, task: Task, device: torch.device) -> Sums:
+        (c, d), like = head_layer(task, self.name).weight.shape, torch.zeros((), dtype=torch.float64, device=device)
+        return Sums(like.new_zeros(c), like.new_zeros(c, d), like.new_zeros(d, d))
 
 
 def sums_one(task: Task, batch: Batch, theta: Tensor) -> Sums:
@@ -195,27 +192,3 @@ class Classes:
         posterior mean Σ = Ψ / (ν − 2)."""
         weight = torch.linalg.solve(self.scatter / (self.degrees - 2), self.mean.mT).mT
         return weight, self.log_prior - weight @ self.centre - (weight * self.mean).sum(1) / 2
-
-
-def _head(task: Task) -> str:
-    """The name of the last linear layer, whose weight and bias must be learned."""
-    name: str | None = task.main.head
-    if name is None:
-        raise TaskError("FedCGS replaces the last linear layer, and the module has none: end it with nn.Linear")
-    if not {f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".")} <= set(task.main.names):
-        raise TaskError(f"FedCGS replaces the last linear layer {name!r}: it must have a bias, and must not be frozen")
-    return name
-
-
-def _place(task: Task) -> tuple[int, int]:
-    """Where the head lies in θ."""
-    name = _head(task)
-    weight, bias = (task.slice(parameter=f"{name}.{part}".lstrip(".")) for part in ("weight", "bias"))
-    return weight.start, bias.stop
-
-
-def _no_sums(task: Task, device: torch.device) -> Sums:
-    layer = task.module.get_submodule(_head(task))
-    assert isinstance(layer, nn.Linear)
-    (c, d), like = layer.weight.shape, torch.zeros((), dtype=torch.float64, device=device)
-    return Sums(like.new_zeros(c), like.new_zeros(c, d), like.new_zeros(d, d))

@@ -121,12 +121,13 @@ class Cohort:
         *own: Any,
         shared: tuple[Any, ...] = (),
         tag: str = "mean",
+        augmented: bool = False,
     ) -> Tensor:
-        """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, itself a mean over its batch,
-        [K, ...]: examples in their order, batches of `size`, inputs as in evaluation. Another `tag` gives other random
-        numbers."""
+        """The mean over each client's examples of `fn(theta, batch, *own, shared=)`, itself a mean over its batch, [K,
+        ...]: examples in their order, batches of `size`, inputs as in evaluation or, if `augmented`, as in training.
+        Another `tag` gives other random numbers."""
         total: Tensor | None = None
-        for k, batch in self.in_order(size, tag):
+        for k, batch in self.in_order(size, tag, augmented):
             value = fn(theta[:k], batch, *rows(own, slice(k)), shared=shared)
             value = value[0] if isinstance(value, tuple) else value
             if total is None:
@@ -136,11 +137,12 @@ class Cohort:
         assert total is not None  # the largest client has at least one example
         return total
 
-    def in_order(self, size: int, tag: str) -> Iterator[tuple[int, Batch]]:
-        """All examples in their order, in batches of `size`, inputs as in evaluation: (k, batch of the first k
-        clients)."""
+    def in_order(self, size: int, tag: str, augmented: bool = False) -> Iterator[tuple[int, Batch]]:
+        """All examples in their order, in batches of `size`, inputs as in evaluation or, if `augmented`, as in
+        training: (k, batch of the first k clients)."""
         positions = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
-        return self._batches(positions, size, tag, take, self._as_evaluated, least=1)
+        made = (self._take, self._augment) if augmented else (take, self._as_evaluated)
+        return self._batches(positions, size, tag, *made, least=1)
 
     def _as_evaluated(self, x: Tensor, key: Tensor) -> Tensor:
         return x if self._augment is None else self._augment.evaluation(x)

@@ -209,6 +209,31 @@ class Dataset:
 
         return tree_map(target, batch_of(self.y, index, width, "y"))
 
+    def normalised_as(self, *others: Dataset | None) -> Dataset:
+        """These examples with the scale and shift of the first of `others` that has them: the inputs that they are to a
+        model trained on it. Numbers without scale and shift are model inputs already, and stay as they are."""
+        known = [data for data in others if data is not None]
+        other = next((data for data in known if data._scaled), known[-1])
+        raw = isinstance(self.x, Tensor) and self.x.dtype == torch.uint8 and other._scaled
+        if not self._scaled and not raw:
+            return self
+        if not other._scaled:
+            raise DataError(
+                f"{self.name} has a scale and shift of its own, and those of {other.name} are not known, because it "
+                "holds model inputs: pass model inputs here too, without scale and shift"
+            )
+        if self.x.dtype != other.x.dtype or self.x.shape[1:] != other.x.shape[1:]:
+            raise DataError(
+                f"{self.name} cannot have the scale and shift of {other.name}: its examples are {form(self.x)}, and "
+                f"those are {form(other.x)}. Convert them, or pass model inputs without scale and shift"
+            )
+        scale, shift = (None if part is None else part.to(self.device) for part in (other.scale, other.shift))
+        return replace(self, scale=scale, shift=shift)
+
+    @property
+    def _scaled(self) -> bool:
+        return self.scale is not None or self.shift is not None
+
     def to(self, device: torch.device | str) -> Dataset:
         """The same data set with its tensors on `device`."""
         return replace(

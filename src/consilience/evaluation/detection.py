@@ -33,9 +33,12 @@ def detect(
     *,
     samples: int = 10,
     batch_size: int | None = None,
+    trained_on: Dataset | None = None,
 ) -> Detection:
     """Compare the uncertainty about `outside`, out-of-distribution examples, with that about `inside`. Labels are not
-    used. `batch_size` is the number of examples that are predicted at once, as in `uncertainty`."""
+    used. Examples outside get the scale and shift of the training data `trained_on`, by default those of `inside`.
+    `batch_size` is the number of examples that are predicted at once, as in `uncertainty`."""
+    outside = outside.normalised_as(trained_on, inside)
 
     def both(samples: int) -> list[Uncertainty]:
         parts = (inside, outside)

@@ -65,11 +65,15 @@ class Evaluation:
     counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
     """Of two classes: the scores by bin and class, which sites send in place of the scores."""
     marginal_counts: ScoreCounts | None = field(default=None, compare=False, repr=False)
+    tempered: dict[str, float] | None = None
+    """Scores of the posterior average at the fitted `temperature`, beside `marginal`."""
+    temperature: float | None = None
     replicates: dict[str, Replicates] = field(default_factory=dict, compare=False, repr=False)
     """Scores of bootstrap samples of each client's examples: the samples of two models are the same ones."""
 
     def __repr__(self) -> str:
         parts = [in_words(self.point), f"marginal {in_words(self.marginal)}" if self.marginal else ""]
+        parts += [f"at temperature {self.temperature:.3g} {in_words(self.tempered)}" if self.tempered else ""]
         parts += [text.plural(len(self.clients), "client") if self.clients else ""]
         return f"Evaluation({'; '.join(filter(None, parts))})"
 
@@ -119,7 +123,8 @@ class Evaluation:
         marginal = None
         if self.marginal is not None:
             marginal = part(self.marginal, self.marginal_reliability, self.marginal_entropy, self.marginal_intervals)
-        return {
+        tempered = {} if self.tempered is None else {"tempered": self.tempered, "temperature": self.temperature}
+        return tempered | {
             "belief": self.belief,
             "level": self.level,
             "majority": self.majority,
@@ -143,6 +148,7 @@ def evaluate(
     calibration: Calibration | None = None,
     coverage: float = LEVEL,
     intervals: float | None = None,
+    trained_on: Dataset | None = None,
 ) -> Evaluation:
     """Score a belief on test data, with `samples` draws of a posterior; without draws, only the mean weights.
 
@@ -150,7 +156,8 @@ def evaluate(
     and the overall scores pool all predictions.
 
     outside: Out-of-distribution examples, used to score uncertainty. Their labels are not used. If clients have their
-        own beliefs, the examples are dealt to the clients in turn.
+        own beliefs, the examples are dealt to the clients in turn. They get the scale and shift of the training data
+        `trained_on`, by default those of the test data.
     batch_size: Examples that are predicted at once; by default at most 1000 with at most 64 MiB of inputs.
     metrics: Further scores: functions of (prediction, y) by name, or a list of `Metric` and of names such as "auprc".
     calibration: Of prediction sets, whose coverage and size are then scored for this `coverage`.
@@ -164,9 +171,10 @@ def evaluate(
             raise TaskError("scores of generated samples have no intervals: leave intervals out")
         return _evaluate_generators(task, belief, test, samples)
     check_metrics(task, own)
-    if outside is not None:
-        check_unlabelled(task, outside)
     data = test.data if isinstance(test, Federation) else test
+    if outside is not None:
+        outside = outside.normalised_as(trained_on, data)
+        check_unlabelled(task, outside)
     parts = [torch.arange(len(data))]
     if isinstance(test, Federation):
         parts = [test.indices(c) for c in range(len(test))]

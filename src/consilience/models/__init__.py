@@ -11,6 +11,7 @@ from consilience.models.gan import (
     mlp_gan,
     mlp_generator,
 )
+from consilience.models.laplace import LaplaceHead
 from consilience.models.lora import LoRALinear, add_lora, merge_lora
 from consilience.models.resnet import resnet9, resnet18
 from consilience.models.sru import SRU
@@ -21,7 +22,7 @@ from consilience.models.transformer import transformer, vit
 from consilience.models.zoo import MODELS, cnn, lenet5, logistic, mlp
 
 __all__ = [
-    "MODELS", "SRU", "LoRALinear", "Pair", "ProportionalHazards", "StudentHead", "acoustic", "add_lora",
+    "MODELS", "SRU", "LaplaceHead", "LoRALinear", "Pair", "ProportionalHazards", "StudentHead", "acoustic", "add_lora",
     "bag_of_words", "cnn",
     "dcgan", "dcgan_discriminator", "dcgan_generator", "freeze_batchnorm", "lenet5", "logistic", "merge_lora", "mlp",
     "mlp_discriminator", "mlp_gan", "mlp_generator", "replace_batchnorm", "resnet9", "resnet18", "transformer", "vit",

@@ -61,13 +61,13 @@ def fit(
     With `out`, a path or a `Storage`, the run is a directory: metrics.jsonl, checkpoints, evaluation.json. With
     `resume` it continues from its last checkpoint, to the result of an uninterrupted run. `evaluate_every` None
     evaluates ten times. `eval_batch_size` is the number of test examples that are predicted at once, by default at most
-    1000 with at most 64 MiB of inputs. `metrics` are further scores: functions of (prediction, y) by name, or a
-    list of `Metric` and of names such as "auprc". With `intervals`, a confidence level such as 0.95, the last scores
-    have intervals. `outside` is out-of-distribution data, used to score the final model's uncertainty. `calibration`
-    are held-out examples that calibrate prediction sets of the final model (see `Run.sets`). After every round each of
-    `callbacks` is called with the `Run` so far and the round's line (see `Callback`). If one fails, the round is saved
-    first. With `debug` the algorithm audits its own state every round. A run in which no update was accepted ends with
-    an error.
+    1000 with at most 64 MiB of inputs. `metrics` are further scores: functions of (prediction, y) by name, or a list of
+    `Metric` and of names such as "auprc". With `intervals`, a confidence level such as 0.95, the last scores have
+    intervals. `outside` is out-of-distribution data, used to score the final model's uncertainty, with the scale and
+    shift of the training data. `calibration` are held-out examples that calibrate prediction sets of the final model
+    (see `Run.sets`). After every round each of `callbacks` is called with the `Run` so far and the round's line (see
+    `Callback`). If one fails, the round is saved first. With `debug` the algorithm audits its own state every round. A
+    run in which no update was accepted ends with an error.
 
     With `validation`, a share of every client's examples that is held out, or other data, every evaluation scores the
     mean weights on them, and the run ends with the state after its `best_round` by the score `monitor` (by default nll,
@@ -131,7 +131,8 @@ def _check_data(
     if outside is not None:
         if test is None:
             raise ConfigError("outside is compared with the test data: pass test= as well")
-        check_unlabelled(task, outside)
+        held = test.data if isinstance(test, Federation) else test
+        check_unlabelled(task, outside.normalised_as(federation.data, held))
 
 
 def _check_calibration(

@@ -36,6 +36,7 @@ from consilience.evaluation.majority import with_majority
 from consilience.evaluation.predictions import SAMPLES, Inputs, predict_inputs
 from consilience.evaluation.samples import generate
 from consilience.evaluation.shift import LabelShift, estimate_shift
+from consilience.evaluation.tempering import GRID, Tempering, temper
 from consilience.metrics import Metric, Metrics, as_metrics, directions
 from consilience.runs.coefficients import EVERYONE, NEWCOMER, Coefficients, coefficients
 from consilience.runs.directory import RunDirectory
@@ -76,6 +77,8 @@ class Run:
     metrics: tuple[Metric, ...] = ()
     calibration: Calibration | None = None
     """The calibration of prediction sets for the final belief."""
+    tempering: Tempering | None = None
+    """The temperature of the posterior, if `temper` has fitted one."""
     best_round: int | None = None
     """The round whose state this is, if validation data chose it."""
 
@@ -248,6 +251,7 @@ class Run:
             out=None,
             latest=None,
             calibration=None,
+            tempering=None,
             best_round=None,
         )
 
@@ -307,6 +311,25 @@ class Run:
         self.calibration = calibrate(self.network, belief, data, score=score, samples=samples, batch_size=batch_size)
         return self.calibration
 
+    def temper(
+        self,
+        data: Source | Federation,
+        *,
+        temperatures: Sequence[float] = GRID,
+        samples: Count = SAMPLES,
+        batch_size: int | None = None,
+    ) -> Tempering:
+        """Fit one temperature T of the posterior, N(μ, T Λ⁻¹), on examples that no training has seen, and keep it for
+        `evaluate`, which then has `tempered` scores beside the marginal ones. The T of the grid `temperatures` with the
+        lowest loss is taken; losses add up over the clients of a Federation. The posterior itself stays as it is."""
+        data = data if isinstance(data, Federation) else self._examples(data)
+        self.network.check(data.data if isinstance(data, Federation) else data)
+        check_unseen(self.federation, data, "tempering")
+        belief = self._own(data) if isinstance(data, Federation) else self.newcomer()
+        how: dict[str, Any] = {"temperatures": temperatures, "samples": samples, "batch_size": batch_size}
+        self.tempering = temper(self.network, belief, data, **how)
+        return self.tempering
+
     def sets(
         self,
         x: Inputs | Dataset,
@@ -355,25 +378,36 @@ class Run:
         For a Federation, every client that has learned predicts with its own belief. Clients are matched by name or,
         where not all have names, by number if there are equally many. Where clients learn `alone`, a Dataset is dealt
         to them in turn, so the scores are those of an average client. `outside` is out-of-distribution data, of which
-        only the predictive entropy is computed. `batch_size` is as in `predict`. `metrics` are further scores, by
-        default those of `fit`. If the run is calibrated, prediction sets of this `coverage` are scored too. With
-        `intervals`, a confidence level such as 0.95, scores have intervals, overall and for each client."""
+        only the predictive entropy is computed, with the scale and shift of the training data. `batch_size` is as in
+        `predict`. `metrics` are further scores, by default those of `fit`. If the run is calibrated, prediction sets of
+        this `coverage` are scored too. With `intervals`, a confidence level such as 0.95, scores have intervals,
+        overall and for each client."""
         outside = None if outside is None else self._examples(outside)
         own = self.metrics if metrics is None else as_metrics(metrics)
         how: dict[str, Any] = {"samples": samples, "outside": outside, "batch_size": batch_size, "metrics": own}
         how |= {"calibration": self.calibration, "coverage": coverage, "intervals": intervals}
+        how["trained_on"] = self.federation.data
         if isinstance(test, Federation):
-            found = evaluate(self.network, self._own(test), test, **how)
+            found = self._with_tempered(evaluate(self.network, self._own(test), test, **how), test, how)
             return with_majority(found, self.task, self.federation, test, self._known(test))
         test = self._examples(test)
         if not self.algorithm.alone:
-            found = evaluate(self.network, self.newcomer(), test, **how)
+            found = self._with_tempered(evaluate(self.network, self.newcomer(), test, **how), test, how)
             return with_majority(found, self.task, self.federation, test, {})
         asked = torch.linspace(0, len(self.federation) - 1, min(len(self.federation), ASKED)).long().tolist()
         dealt = Federation.from_owner(test, torch.arange(len(test)) % len(asked), clients=len(asked))
         how["calibration"] = None if self.calibration is None else self.calibration.shared
         found = evaluate(self.network, lambda c: self.personal(asked[c]), dealt, **how)
         return with_majority(replace(found, clients=[]), self.task, self.federation, test, {})
+
+    def _with_tempered(self, found: Evaluation, test: Dataset | Federation, how: dict[str, Any]) -> Evaluation:
+        """With the scores of the posterior at the fitted temperature, if there is one."""
+        if self.tempering is None or found.marginal is None:
+            return found
+        raw = self._own(test) if isinstance(test, Federation) else lambda _: self.newcomer()
+        at, same = self.tempering, {name: how[name] for name in ("samples", "batch_size", "metrics")}
+        tempered = evaluate(self.network, lambda client: at(raw(client)), test, **same).marginal
+        return replace(found, tempered=tempered, temperature=at.temperature)
 
     def _examples(self, source: Source) -> Dataset:
         """A data set of new rows; tables are prepared as the clients' were."""
@@ -402,9 +436,9 @@ class Run:
         self, inside: Source, outside: Source, *, samples: int = SAMPLES, batch_size: int | None = None
     ) -> Detection:
         """How well the uncertainty at a new client separates out-of-distribution examples from others. `batch_size` is
-        as in `predict`."""
-        data = self._examples(inside), self._examples(outside)
-        return detect(self.network, self.newcomer(), *data, samples=samples, batch_size=batch_size)
+        as in `predict`. `outside` gets the scale and shift of the training data, as the model would see it in use."""
+        data, how = (self._examples(inside), self._examples(outside)), {"samples": samples, "batch_size": batch_size}
+        return detect(self.network, self.newcomer(), *data, trained_on=self.federation.data, **how)
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:

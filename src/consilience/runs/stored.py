@@ -312,4 +312,6 @@ def _evaluation(found: dict[str, Any]) -> Evaluation | None:
         marginal_intervals=marginal.get("intervals") or {},
         level=found.get("level"),
         majority=found.get("majority"),
+        tempered=found.get("tempered"),
+        temperature=found.get("temperature"),
     )

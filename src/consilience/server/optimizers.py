@@ -1,16 +1,20 @@
 """Server optimisers (Reddi et al., 2021): the fused update is an ascent direction, and its step is adaptive.
 
-They act on any record leaf by leaf: on weights for FedAvg, on natural parameters for Bayesian methods.
+They act on any record leaf by leaf, such as the weights of FedAvg. Of a Gaussian, `Momentum` steps the natural
+parameters, and adaptive optimisers step the mean.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from consilience.core import guards
 from consilience.core.checks import Fraction, NonNegative, Positive, check_types
+from consilience.core.errors import ConfigError
+from consilience.core.gaussian import FLOOR, Gaussian
 from consilience.core.ranges import Range, Ranges
 from consilience.core.records import Tree, record, tree_map
 
@@ -69,27 +73,63 @@ class Momentum(ServerOptimizer):
 @dataclass(frozen=True)
 class Adaptive(ServerOptimizer):
     """m ← β₁ m + (1 − β₁) Δ, x ← x + lr · m / (√v + eps), without bias correction. Subclasses define v, which starts at
-    `accumulator`."""
+    `accumulator`. With `eps_inside_root` the divisor is √(v + eps), as in optax, and eps is about the square of the
+    other one.
+
+    A Gaussian's mean takes this step, along Δμ = (Δη − ΔΛ μ) / Λ, and Λ ← max(Λ + ΔΛ, Λ/10). A factor that has the mean
+    of q, such as that of a client which says nothing about a weight, then leaves the mean where it is. Steps of η and Λ
+    with normalisers of their own would not: each would have the length lr, whatever the factor says."""
 
     ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 0.3)}
     lr: Positive = 0.01
     beta1: Fraction = 0.9
     eps: Positive = 1e-3
     accumulator: NonNegative = 0.0
+    eps_inside_root: bool = field(default=False, kw_only=True)
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """The next v from Δ²."""
 
     def start(self, value: Tree) -> Moments:
+        value = _stepped(value)
         second = tree_map(lambda x: torch.full_like(x, self.accumulator), value)
         return Moments(tree_map(torch.zeros_like, value), second)
 
     def step(self, value: Tree, direction: Tree, memory: Moments) -> tuple[Tree, Moments]:
+        if isinstance(value, Gaussian):
+            mean, memory = self.step(value.mean, _change_of_mean(value, direction), memory)
+            return Gaussian.of(mean, _tempered(value.lam, direction.lam)), memory
         first = tree_map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, memory.first, direction)
         second = tree_map(lambda v, d: self.second(v, d.square()), memory.second, direction)
-        moved = tree_map(lambda x, m, v: x + self.lr * m / (v.sqrt() + self.eps), value, first, second)
+        moved = tree_map(lambda x, m, v: x + self.lr * m / self._divisor(v), value, first, second)
         return moved, Moments(first, second)
+
+    def _divisor(self, v: Tensor) -> Tensor:
+        return (v + self.eps).sqrt() if self.eps_inside_root else v.sqrt() + self.eps
+
+
+def _stepped(value: Tree) -> Tree:
+    """What an adaptive optimiser steps: a Gaussian's mean, or the value itself."""
+    if not isinstance(value, Gaussian):
+        return value
+    if value.full:
+        raise ConfigError(
+            "adaptive server optimisers scale the steps of single weights, and a full precision couples the weights: "
+            "take cs.server.Momentum, or an inference with a diagonal precision"
+        )
+    return value.eta
+
+
+def _change_of_mean(q: Gaussian, delta: Gaussian) -> Tensor:
+    """(Δη − ΔΛ μ) / Λ."""
+    return (delta.eta - delta.lam * q.mean) / q.proper().lam
+
+
+def _tempered(lam: Tensor, change: Tensor) -> Tensor:
+    """max(Λ + ΔΛ, Λ/10), and never below what a mean needs; the entries that would be less than Λ/10 are counted."""
+    guards.count("precision falls to a tenth", lam + change < lam / 10)
+    return (lam + change).maximum(lam / 10).clamp_min(FLOOR)
 
 
 @dataclass(frozen=True)

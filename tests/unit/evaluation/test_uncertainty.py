@@ -229,3 +229,42 @@ def test_a_histogram_counts_every_value_once(values: list[float]) -> None:
     counts = histogram(torch.tensor(values, dtype=torch.float64), torch.linspace(-1, 1, 5))
     inner = [sum(-1 + 0.5 * i <= v < -0.5 + 0.5 * i for v in values) for i in (1, 2)]
     assert (len(counts), sum(counts), counts[1:3]) == (4, len(values), inner)
+
+
+# The normalisation of out-of-distribution examples
+
+
+def images(scale: float | None, name: str, shift: float | None = -1.0, size: int = 2) -> cs.Dataset:
+    """Bytes with a normalisation of their own."""
+    x = torch.arange(6 * size, dtype=torch.uint8).view(6, 1, 1, size) * 10
+    parts = {"scale": scale, "shift": shift} if scale is not None else {}
+    own = {key: torch.full((1, 1, 1), value) for key, value in parts.items()}
+    return cs.Dataset(x, torch.tensor([0, 1, 2] * 2), name=name, **own)
+
+
+def test_examples_outside_are_seen_as_the_deployed_model_would_see_them() -> None:
+    """Out-of-distribution images get the training data's scale and shift, wherever they enter."""
+    train, outside = images(0.01, "ours"), images(0.3, "theirs", 4.0)
+    seen = replace(outside, scale=train.scale, shift=train.shift)
+    task = cs.Classification(nn.Sequential(nn.Flatten(), nn.Linear(2, 3)))
+    run = cs.fit(cs.FedAvg(), task, cs.partition.iid(train, 2), test=train, outside=outside, rounds=1, progress=False)
+    wanted = uncertainty(run.task, run.posterior, seen).entropy
+    assert float(uncertainty(run.task, run.posterior, outside).entropy.mean()) != pytest.approx(float(wanted.mean()))
+    assert run.detect(train, outside) == detect(run.task, run.posterior, train, seen)
+    assert detect(run.task, run.posterior, train, outside) == detect(run.task, run.posterior, train, seen)
+    inputs = train.inputs(torch.arange(6))
+    assert run.detect((inputs, train.y), outside) == detect(run.task, run.posterior, train, seen)
+    for found in (run.evaluation, run.evaluate(train, outside=outside)):
+        assert found is not None
+        assert found.entropy is not None
+        torch.testing.assert_close(found.entropy.outside, wanted, check_dtype=False)
+
+
+def test_examples_that_cannot_be_normalised_so_are_refused_and_model_inputs_stay() -> None:
+    train, numbers = images(0.01, "ours"), cs.Dataset(torch.randn(4, 1, 1, 2), torch.zeros(4), name="inputs")
+    assert numbers.normalised_as(train) is numbers
+    assert torch.equal(images(None, "bare").normalised_as(train).inputs(torch.arange(6)), train.inputs(torch.arange(6)))
+    with pytest.raises(DataError, match="large cannot have the scale and shift of ours: its examples are 1 × 1 × 3"):
+        images(0.3, "large", size=3).normalised_as(train)
+    with pytest.raises(DataError, match="theirs has a scale and shift of its own, and those of inputs are not known"):
+        images(0.3, "theirs").normalised_as(numbers)

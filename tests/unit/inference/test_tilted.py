@@ -250,6 +250,9 @@ def information(tilted, cavity, cohort, infer):
     return (tilted.lam - cavity.lam) / (infer.kappa * cohort.n) - infer.train.weight_decay
 
 
+STILL = cs.SGD(lr=0.0, weight_decay=0.002)  # leaves the mean at the start
+
+
 def test_laplace_finds_the_squares_of_a_line_s_inputs():
     task, federation = linear(sizes=(150, 60), names=None)
     task, cohort = cs.Regression(task.module, noise=0.5).prepare(dtype=torch.float64), cohort_of(federation)
@@ -275,6 +278,43 @@ def test_laplace_s_clip_limits_the_information_to_two_deviations():
     assert bool((open_[:, 2] > most).all())
     others = torch.arange(10) != 2
     torch.testing.assert_close(clipped[:, others], open_[:, others], **EXACT)
+
+
+def test_ngvi_s_clip_limits_the_information_of_every_batch():
+    task, federation = linear(sizes=(40,), names=None, features=9)
+    federation.data.x[:, 2] *= 10
+    task, cohort = task.prepare(dtype=torch.float64), cohort_of(federation)
+    cavity, theta = cavity_of("diagonal", 1, 10), torch.zeros(1, 10).double()
+    how = {"epochs": 2, "batch_size": 8, "samples": 1, "beta": 0.9}
+    open_, clipped = (
+        cs.inference.NGVI(STILL, **how, clip=clip).curvature(task, cavity, theta, cohort)[0] for clip in (False, True)
+    )
+    expected = torch.zeros(10).double()
+    for epoch in range(2):
+        for _, batch in cohort.epoch(STILL.epochs + epoch, 8):
+            one = relabelled(task, theta, batch, draws=1)[0]
+            deviation = one.var(correction=0).sqrt()
+            expected = 0.9 * expected + 0.1 * one.clamp(one.mean() - 2 * deviation, one.mean() + 2 * deviation)
+    torch.testing.assert_close(clipped, expected, **EXACT)
+    assert float(clipped[2]) < 0.9 * float(open_[2])
+
+
+def test_laplace_sees_augmented_inputs_if_it_is_told_to():
+    """Flipped images have their light columns on either side; a crop that evaluation takes has them on one."""
+    x = torch.zeros(60, 1, 1, 2)
+    x[..., 0] = 1.0
+    federation = cs.Federation.from_owner(cs.Dataset(x, torch.arange(60) % 2), torch.zeros(60, dtype=torch.int64))
+    flip = cs.data.Flip()
+    task = cs.Classification(nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)), augment=flip)
+    task = task.prepare(dtype=torch.float64)
+    cohort = cs.data.Cohort(
+        federation, torch.tensor([0]), round=1, round_size=1, seed=0, dtype=torch.float64, augment=flip
+    )
+    theta = torch.zeros(1, 4).double()
+    for augmented, expected in ((False, [0.25, 0.0]), (True, [0.125, 0.125])):
+        infer = cs.inference.Laplace(STILL, epochs=10, clip=False, augmented=augmented)
+        got = infer.curvature(task, cavity_of("diagonal", 1, 4), theta, cohort)[0]
+        torch.testing.assert_close(got, torch.tensor(2 * expected).double(), atol=0.03, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -317,9 +357,6 @@ def test_ngvi_s_information_begins_at_nothing_and_grows_to_that_of_the_data():
         infer = cs.inference.NGVI(cs.SGD(), epochs=steps, batch_size=2000, samples=1, beta=0.9)
         got = information(infer(task, cavity, torch.zeros(P).double(), cohort), cavity, cohort, infer)[0]
         torch.testing.assert_close(got, (1 - 0.9**steps) * squares, rtol=0.15, atol=0)
-
-
-STILL = cs.SGD(lr=0.0, weight_decay=0.002)  # leaves the mean at the start
 
 
 @pytest.mark.parametrize("precision", [1e12, 1.0])

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from consilience.core import guards
+import consilience as cs
+from consilience.core import Point, guards
 from consilience.core.errors import ConfigError
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import rows
@@ -257,3 +258,14 @@ REFUSED = [
 def test_settings_out_of_range_are_refused(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
         kind(**settings)
+
+
+@pytest.mark.parametrize("factor", [1.0, 5.0, 50.0])
+def test_fedprox_does_not_diverge_where_clients_are_paced_beyond_its_proximal_term(factor):
+    """lr · μ = 0.9 is short enough for the step; 5 and 50 times as much is not, and w stays between w and the data."""
+    task, group = world()
+    train = SGD(lr=0.3, epochs=20, schedule=PerClient(factors=(factor,) * 4))
+    update, _ = cs.FedProx(train, mu=3.0).local(task, Point(task.initial()), None, group)
+    moved = update.total.theta / update.weight
+    assert bool(moved.isfinite().all())
+    assert float(moved.abs().max()) < 10

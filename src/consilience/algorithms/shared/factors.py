@@ -58,7 +58,7 @@ class Factors(Algorithm):
         """The prior times the factor that stands for all examples before any was seen."""
         examples = info.examples.to(info.initial).view(1)
         q = self.before(info.initial) * self.infer.site(info.initial, examples)
-        return Server(q, _inherited(info.before, q, self.server.start(q)))
+        return Server(q, _inherited(info.before, self.server.start(q)))
 
     def before(self, like: Tensor) -> Gaussian:
         """p₀, with the shape of `like`."""
@@ -148,11 +148,10 @@ def _without_overshoot(before: Gaussian, update: Gaussian, after: Gaussian, memo
     return Server(q, Moments(first, memory.second))
 
 
-def _inherited(before: object, q: Gaussian, fresh: Moments) -> Moments:
-    """The second moments of an adaptive optimiser on weights, translated to natural parameters: while Λ is constant,
-    Δη = Λ Δθ, so v ← Λ² v. Without them its first steps would be huge. The first moment is not translated: FedAvg's
-    steps are far longer than those of clients with a cavity, and would push q for many rounds."""
-    if not isinstance(before, averaging.Server) or before.memory.second is None or q.full:
+def _inherited(before: object, fresh: Moments) -> Moments:
+    """The second moments of an adaptive optimiser on weights, which are those of q's mean. Without them its first steps
+    would be huge. The first moment is not taken over: FedAvg's steps are far longer than those of clients with a
+    cavity, and would push q for many rounds."""
+    if not isinstance(before, averaging.Server) or before.memory.second is None:
         return fresh
-    seen = Gaussian(before.memory.second.theta * q.lam.square(), torch.zeros_like(q.lam))
-    return carry_over(Moments(None, seen), fresh)
+    return carry_over(Moments(None, before.memory.second.theta), fresh)
