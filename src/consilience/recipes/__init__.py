@@ -15,6 +15,7 @@ from consilience.recipes import (
     fedep_toy,
     fednp,
     fednp_moments,
+    fednp_published,
     fednp_speech,
     fednp_toy,
     hospital_methods,
@@ -39,7 +40,7 @@ RECIPES: dict[str, Recipe] = {
         hospitals.RECIPE, hospital_methods.RECIPE, personal_hospitals.RECIPE, *personal_images.RECIPES,
         hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, after2023.RECIPE, dp_sites.RECIPE, batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
-        *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES,
+        *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES, *fednp_published.RECIPES,
         fednp_moments.RECIPE, fednp_toy.RECIPE, fednp_speech.RECIPE, *pfnm.RECIPES,
         *pfnm_more.RECIPES, one_shot.RECIPE, leaderboard.RECIPE, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
     )
