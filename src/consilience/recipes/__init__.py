@@ -18,6 +18,7 @@ from consilience.recipes import (
     fednp_published,
     fednp_speech,
     fednp_toy,
+    fednp_toy_published,
     hospital_methods,
     hospital_sets,
     hospitals,
@@ -41,7 +42,7 @@ RECIPES: dict[str, Recipe] = {
         hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, after2023.RECIPE, dp_sites.RECIPE, batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
         *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES, *fednp_published.RECIPES,
-        fednp_moments.RECIPE, fednp_toy.RECIPE, fednp_speech.RECIPE, *pfnm.RECIPES,
+        fednp_moments.RECIPE, fednp_toy.RECIPE, fednp_toy_published.RECIPE, fednp_speech.RECIPE, *pfnm.RECIPES,
         *pfnm_more.RECIPES, one_shot.RECIPE, leaderboard.RECIPE, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
     )
 }  # fmt: skip
