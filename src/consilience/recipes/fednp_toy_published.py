@@ -29,11 +29,10 @@ TEXT = (
     "(50). A cubic with coefficients drawn from ±0.05, ten rounds of four local epochs in batches of 10, RMSprop with "
     "a rate of 0.01 that falls by a factor of 0.9 a round. As in the published code, all clients and rounds share one "
     "memory of RMSprop, and gradients are never zeroed: each step follows the sum of all gradients so far, cut to a "
-    "length of 1,000. The error is that on all clients' points. “zeroed” gradients and an “own "
-    "optimiser” for each client and round mend one of these. "
-    "“repaired” is the code's FedNP, which stops at its first step, because the second layer of its network expects "
-    "two inputs and gets four: here it expects four, or, “by two units”, gets two. The code does not cut FedNP's "
-    "gradients; “cut” and “not cut” change this. With f = 0 no data reach z."
+    "length of 1,000. The error is that on all clients' points. “zeroed” gradients and an “own optimiser” for each "
+    "client and round mend one of these. “repaired” is the code's FedNP, which stops at its first step, because the "
+    "second layer of its network expects two inputs and gets four: here it expects four, or, “by two units”, gets two. "
+    "The code does not cut FedNP's gradients; “cut” and “not cut” change this. With f = 0 no data reach z."
 )
 
 
