@@ -71,7 +71,7 @@ class PublishedFedNP(Averaging):
         return Client(info.initial[task.slice(NETWORK)].repeat(len(n), 1))
 
     def z_of(self, round: int) -> float:
-        """The mean of z in a round.
+        """The mean of z in a round, as long as the code's |f| is below about 1.
 
         Removing the cavity turns every site into the least mean and variance in the first round. After that the sign
         of the variance is lost, and the mean is four times that of the round before, up to the most."""
