@@ -6,6 +6,9 @@ from consilience.studies.compare import compare
 from consilience.studies.comparison import Comparison
 from consilience.studies.distil import distil
 from consilience.studies.setting import Setting
+from consilience.studies.temperature import Tempered, fit_temperature
 from consilience.studies.tune import tune
 
-__all__ = ["Choice", "Comparison", "Range", "Setting", "compare", "distil", "fit_beta", "tune"]
+__all__ = [
+    "Choice", "Comparison", "Range", "Setting", "Tempered", "compare", "distil", "fit_beta", "fit_temperature", "tune",
+]  # fmt: skip
