@@ -29,7 +29,7 @@ import torch
 
 import consilience as cs
 from consilience.metrics import best, rounds_to
-from consilience.recipes import fedep, fednp
+from consilience.recipes import fedep, fednp, fednp_published
 from consilience.runs.interrupts import Interrupted
 
 WARM = "warm"
@@ -51,7 +51,14 @@ PLANS = {
     "fedep-cifar100": Plan(
         fedep.CIFAR100, ("FedAvg", "FedPA", "FedEP(I)", "FedSEP(I)"), (1000, 1500), 100, target=0.45, every=20
     ),
-    "fednp-cifar100": Plan(fednp.BENCHMARKS[0], ("FedAvg", "FedNP"), (50, 100), 10, target=0.6, every=1),
+    "fednp-cifar100": Plan(
+        fednp_published.BENCHMARKS[0],
+        ("FedAvg", fednp_published.FASTER, "FedNP", fednp_published.PUBLISHED),
+        (50, 100),
+        10,
+        target=0.6,
+        every=1,
+    ),
 }
 COLUMNS = (
     "method",
@@ -67,7 +74,7 @@ COLUMNS = (
 
 
 def folder(name):
-    return name.lower().replace("(", "-").replace(")", "")
+    return name.lower().replace("(", "-").replace(")", "").replace(", ", "-").replace(" ", "-")
 
 
 def learn(options, name):

@@ -34,13 +34,14 @@ def reproduce(tmp_path, sketched):
     torch.set_num_threads(threads)
 
 
-# They run in test_cli.py, test_fedep_exact.py, test_fednp_toy.py, test_hospital_sets.py, test_hospitals.py,
-# test_personal_hospitals.py, test_sa_ode.py and test_survival.py.
+# They run in test_cli.py, test_fedep_exact.py, test_fednp_toy.py, test_fednp_toy_published.py, test_hospital_sets.py,
+# test_hospitals.py, test_personal_hospitals.py, test_sa_ode.py and test_survival.py.
 ELSEWHERE = {
     "fedep-linear",
     "fedep-toy",
     "fednp-moments",
     "fednp-toy",
+    "fednp-toy-published",
     "hospital-methods",
     "hospital-sets",
     "hospitals",
@@ -79,6 +80,7 @@ NEEDS_NOTHING = {
     "fedep-toy",
     "fednp-moments",
     "fednp-toy",
+    "fednp-toy-published",
     "hospital-methods",
     "hospital-sets",
     "hospitals",

@@ -29,8 +29,9 @@ class FedPA(Averaging):
     diagonal: bool = False
 
     def __post_init__(self) -> None:
-        if self.burn_in >= self.train.epochs:
-            raise ConfigError(f"burn_in must be below epochs ({self.train.epochs}), got {self.burn_in}")
+        if self.burn_in >= self.train.passes:
+            passes = "1, as they are mixed" if self.train.mixed else self.train.epochs
+            raise ConfigError(f"burn_in must be below epochs ({passes}), got {self.burn_in}")
 
     def local(self, task: Task, message: Point, state: None, cohort: Cohort) -> tuple[Weighted, None]:
         start = message.theta

@@ -62,7 +62,7 @@ class PredBayes(OneShot):
     @property
     def each(self) -> int:
         """The number of samples of a client: at most one an epoch."""
-        return min(self.samples, self.train.epochs)
+        return min(self.samples, self.train.passes)
 
     def start(self, task: Task, info: Info) -> Server:
         theta = info.initial.repeat(int(info.clients), self.each, 1)
@@ -75,7 +75,7 @@ class PredBayes(OneShot):
         theta, kept = started(task, message, cohort), []
         ways = self.train.iterates(task.gradient(), theta, cohort, pace=task.pace, running=task.running)
         for epoch, sample in enumerate(ways):
-            if epoch >= self.train.epochs - self.each:
+            if epoch >= self.train.passes - self.each:
                 kept.append(sample.clone())
         return Update(torch.stack(kept, 1), cohort.ids.to(theta.device, copy=True)), None
 

@@ -10,7 +10,7 @@ import torch
 from consilience.config.components import Component, build, chosen, resolve
 from consilience.config.schema import Named, TaskSection
 from consilience.core.errors import ConfigError, nearest
-from consilience.data import Compose, Crop, Flip, SpecAugment
+from consilience.data import Compose, Crop, Flip, SpecAugment, Standardize
 from consilience.data.augment import Augmentation
 from consilience.models import MODELS, Pair
 from consilience.tasks import (
@@ -47,7 +47,7 @@ OUTPUTS: dict[str, Callable[[int], int]] = {  # of a model, for so many classes 
 }
 TASKS = (*SUPERVISED, Adversarial.kind)
 OBJECTIVES: dict[str, type[Objective]] = {"wasserstein": Wasserstein, "least-squares": LeastSquares}
-AUGMENTATIONS = {"Crop": Crop, "Flip": Flip, "SpecAugment": SpecAugment}
+AUGMENTATIONS = {"Crop": Crop, "Flip": Flip, "SpecAugment": SpecAugment, "Standardize": Standardize}
 PLAYERS = ("generators", "discriminators", "pace")  # keys that are Adversarial's own arguments
 OPTIONS = {  # keys that are a task's own arguments, and the kinds of tasks that have them
     "noise": (Regression.kind,),

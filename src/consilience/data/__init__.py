@@ -1,7 +1,7 @@
 """Data sets, federations of clients, partitions, augmentation, loaders."""
 
 from consilience.data import augment, partition
-from consilience.data.augment import Compose, Crop, Flip, SpecAugment
+from consilience.data.augment import Compose, Crop, Flip, SpecAugment, Standardize
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
 from consilience.data.dataset import Data, Dataset
@@ -19,6 +19,6 @@ from consilience.data.ragged import Ragged
 
 __all__ = [
     "DATASETS", "HEART_FEATURES", "Batch", "Cohort", "Compose", "Crop", "Data", "Dataset", "Federation", "Flip", "Info",
-    "Ragged", "SpecAugment", "augment", "heart_disease", "image_parquet", "load", "loader_options", "partition",
-    "speech_parquet",
+    "Ragged", "SpecAugment", "Standardize", "augment", "heart_disease", "image_parquet", "load", "loader_options",
+    "partition", "speech_parquet",
 ]  # fmt: skip

@@ -75,6 +75,19 @@ class Flip:
 
 
 @dataclass(frozen=True)
+class Standardize:
+    """Every image with mean 0 and standard deviation 1 over its pixels and channels, in training and evaluation. As in
+    TensorFlow, deviations below 1/√(numbers of an image) count as that, so that an image of one colour becomes 0."""
+
+    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
+        return self.evaluation(x)
+
+    def evaluation(self, x: Tensor) -> Tensor:
+        deviation, mean = torch.std_mean(x, dim=(-3, -2, -1), correction=0, keepdim=True)
+        return (x - mean) / deviation.clamp_min(x.shape[-3:].numel() ** -0.5)
+
+
+@dataclass(frozen=True)
 class SpecAugment:
     """Sequences of features with bands and times set to 0 (Park et al., 2019): `bands` stripes of up to `band_width`
     neighbouring features, and `times` stripes of up to `time_width` steps, at most the share `longest` of a sequence.

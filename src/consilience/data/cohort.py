@@ -106,12 +106,15 @@ class Cohort:
         """Each client's share of all examples of the federation, [K, 1]."""
         return self.n / self.examples
 
-    def epoch(self, number: int, size: int) -> Iterator[tuple[int, Batch]]:
+    def epoch(self, number: int, size: int, copies: int = 1) -> Iterator[tuple[int, Batch]]:
         """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients). The
-        last batch may be smaller."""
-        purpose = f"epoch {number}"
-        shuffle = keys.permutations(keys.fold(self._key, purpose), self._n, int(self._sizes[0]))
-        return self._batches(shuffle, size, purpose, self._take, self._augment)
+        last batch may be smaller. With `copies`, so many of every example are shuffled together; each is augmented
+        anew."""
+        purpose, width = f"epoch {number}", copies * int(self._sizes[0])
+        shuffle = keys.permutations(keys.fold(self._key, purpose), copies * self._n, width)
+        if copies > 1:
+            shuffle = shuffle % self._n.clamp_min(1).unsqueeze(1)
+        return self._batches(shuffle, size, purpose, self._take, self._augment, copies=copies)
 
     def mean(
         self,
@@ -172,12 +175,19 @@ class Cohort:
         self.notes.update(values)
 
     def _batches(
-        self, positions: Tensor, size: int, purpose: str, take: Take, change: Change | None, least: int = 0
+        self,
+        positions: Tensor,
+        size: int,
+        purpose: str,
+        take: Take,
+        change: Change | None,
+        least: int = 0,
+        copies: int = 1,
     ) -> Iterator[tuple[int, Batch]]:
         width = positions.shape[1]
-        size = min(size, self._largest)
+        size = min(size, copies * self._largest)
         steps = -(-width // size)
-        real = torch.arange(width, device=self.device) < self._n.unsqueeze(1)
+        real = torch.arange(width, device=self.device) < copies * self._n.unsqueeze(1)
         index = rows_at(self.federation.order, torch.where(real, positions, 0) + self._offsets.unsqueeze(1))
         weight = real.to(self.dtype)
         if self._static:  # compiled code needs one batch size: pad with copies of weight 0
@@ -188,7 +198,7 @@ class Cohort:
                 if self._steps_left <= 0 and step >= least:
                     return
                 self._steps_left -= 1
-            k = int((self._sizes > step * size).sum())
+            k = int((copies * self._sizes > step * size).sum())
             columns = slice(step * size, (step + 1) * size)
             w, own = weight[:k, columns], key[:k, step]
             x, y = take(self.federation.data, index[:k, columns], own, change, self.dtype, self._width)

@@ -53,10 +53,10 @@ def drifts(train: Chain, federation: Federation, rounds: int) -> Tensor:
     batches, schedule = train.batches(federation.sizes.cpu()), train.schedule
     found = torch.empty(rounds, len(federation), dtype=torch.float64)
     for count in set(batches.tolist()):
-        step = torch.arange(rounds * train.epochs * count)
+        step = torch.arange(rounds * train.passes * count)
         factor = torch.ones(len(step), dtype=torch.float64)
         if schedule is not None:
-            length = {"steps": 1, "epochs": count, "rounds": count * train.epochs}[schedule.unit]
+            length = {"steps": 1, "epochs": count, "rounds": count * train.passes}[schedule.unit]
             factor = schedule.factor((step // length + 1).double())
         found[:, batches == count] = factor.view(rounds, -1).sum(1, keepdim=True)
     return train.lr * found * _own(train, federation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from consilience.evaluation.predictions import SAMPLES
 from consilience.evaluation.tallies import tallied
 from consilience.tasks import Supervised, Task
 
+log = logging.getLogger("consilience")
 GRID = tuple(10 ** (step / 4) for step in range(-12, 5))  # 0.001 to 10
 
 
@@ -81,6 +83,8 @@ def temper(
             total = one if total is None else total + one
     if total is None:
         raise DataError("there are no held-out examples to find a temperature from")
+    if len(temperatures) > 1 and total.temperature in (min(temperatures), max(temperatures)):
+        log.warning("the best temperature, %g, is at the end of the grid", total.temperature)
     return total
 
 

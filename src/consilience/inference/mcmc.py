@@ -29,8 +29,9 @@ class MCMC(Tilted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.train.epochs < 2:
-            raise ConfigError(f"one sample an epoch: a variance needs epochs of at least 2, got {self.train.epochs}")
+        if self.train.passes < 2:
+            got = "mixed ones" if self.train.mixed else self.train.epochs
+            raise ConfigError(f"one sample an epoch: a variance needs epochs of at least 2, got {got}")
 
     @property
     def measures_precision(self) -> bool:

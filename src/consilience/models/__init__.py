@@ -13,7 +13,7 @@ from consilience.models.gan import (
 )
 from consilience.models.laplace import LaplaceHead
 from consilience.models.lora import LoRALinear, add_lora, merge_lora
-from consilience.models.resnet import resnet9, resnet18
+from consilience.models.resnet import resnet9, resnet18, resnet18_v2
 from consilience.models.sru import SRU
 from consilience.models.student import StudentHead
 from consilience.models.survival import ProportionalHazards
@@ -25,5 +25,6 @@ __all__ = [
     "MODELS", "SRU", "LaplaceHead", "LoRALinear", "Pair", "ProportionalHazards", "StudentHead", "acoustic", "add_lora",
     "bag_of_words", "cnn",
     "dcgan", "dcgan_discriminator", "dcgan_generator", "freeze_batchnorm", "lenet5", "logistic", "merge_lora", "mlp",
-    "mlp_discriminator", "mlp_gan", "mlp_generator", "replace_batchnorm", "resnet9", "resnet18", "transformer", "vit",
+    "mlp_discriminator", "mlp_gan", "mlp_generator", "replace_batchnorm", "resnet9", "resnet18", "resnet18_v2",
+    "transformer", "vit",
 ]  # fmt: skip

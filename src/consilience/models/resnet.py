@@ -50,6 +50,71 @@ def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int =
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
 
 
+def _same(side: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after `side` pixels for ⌈side / stride⌉ windows, at most one more after than before."""
+    total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+    return total // 2, total - total // 2
+
+
+def _same_conv(before: int, after: int, kernel: int, stride: int, sides: Sequence[int]) -> list[nn.Module]:
+    """A convolution of images of these height and width whose result has ⌈side / stride⌉ pixels along each."""
+    (top, bottom), (left, right) = (_same(side, kernel, stride) for side in sides)
+    if (top, left) == (bottom, right):
+        return [nn.Conv2d(before, after, kernel, stride, (top, left), bias=False)]
+    return [nn.ZeroPad2d((left, right, top, bottom)), nn.Conv2d(before, after, kernel, stride, bias=False)]
+
+
+def _plain_norm(groups: int, channels: int) -> nn.Module:
+    return nn.GroupNorm(groups, channels, eps=1e-3, affine=False)
+
+
+class PreactivationBlock(nn.Module):
+    """Two 3×3 convolutions, each after a norm and a ReLU, with a skip connection (He et al., 2016b), for images of
+    these height and width. Where the shape changes, the skip is a 1×1 convolution of the block's input and a norm."""
+
+    def __init__(self, before: int, after: int, stride: int, groups: int, sides: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            _plain_norm(groups, before), nn.ReLU(), *_same_conv(before, after, 3, stride, sides),
+            _plain_norm(groups, after), nn.ReLU(), nn.Conv2d(after, after, 3, 1, 1, bias=False),
+        )  # fmt: skip
+        self.skip: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.skip = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), _plain_norm(groups, after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x) + self.skip(x)  # type: ignore[no-any-return]
+
+
+def resnet18_v2(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2) -> nn.Module:
+    """ResNet-18 v2 as in FedEP's CIFAR-100 benchmark: a 7×7 stem and a 3×3 pooling, both with stride 2, then four
+    stages of two blocks, at 6, 3, 2 and 1 pixels for images of 24.
+
+    The GroupNorm of `groups` has no scale and shift, and its eps is 1e-3. Convolutions start from a normal with
+    standard deviation 1/√(inputs of a unit), cut at two deviations, and the last layer from 0, so that all first logits
+    are 0."""
+    need_images("resnet18_v2", inputs)
+    full, half, quarter = ([-(-side // stride) for side in inputs[1:]] for stride in (1, 2, 4))
+    pool = nn.MaxPool2d(3, 2, [_same(side, 3, 2)[0] for side in half], ceil_mode=True)
+    layers: list[nn.Module] = [*_same_conv(inputs[0], width, 7, 2, full), pool]
+    before, sides = width, quarter
+    for stage in range(4):
+        after, stride = width * 2**stage, 1 if stage == 0 else 2
+        layers.append(PreactivationBlock(before, after, stride, groups, sides))
+        before, sides = after, [-(-side // stride) for side in sides]
+        layers.append(PreactivationBlock(after, after, 1, groups, sides))
+    head = nn.Linear(before, outputs)
+    last = [_plain_norm(groups, before), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head]
+    module = nn.Sequential(*layers, *last)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            sd = layer.weight[0].numel() ** -0.5
+            nn.init.trunc_normal_(layer.weight, std=sd, a=-2 * sd, b=2 * sd)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return module
+
+
 class Residual(nn.Module):
     """x + f(x)."""
 

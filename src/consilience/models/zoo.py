@@ -9,7 +9,7 @@ from torch import nn
 from consilience.core.errors import ConfigError
 from consilience.models.acoustic import acoustic
 from consilience.models.gan import Pair, dcgan, mlp_gan, need_images
-from consilience.models.resnet import resnet9, resnet18
+from consilience.models.resnet import resnet9, resnet18, resnet18_v2
 from consilience.models.survival import proportional_hazards
 from consilience.models.text import bag_of_words
 from consilience.models.transformer import transformer, vit
@@ -68,6 +68,6 @@ MODELS: dict[str, Callable[..., nn.Module] | Callable[..., Pair]] = {
     network.__name__: network
     for network in (
         acoustic, bag_of_words, cnn, dcgan, lenet5, logistic, mlp, mlp_gan, proportional_hazards, resnet9, resnet18,
-        transformer, vit,
+        resnet18_v2, transformer, vit,
     )
 }  # fmt: skip

@@ -48,7 +48,8 @@ class Chain(ABC):
     Nearly every local objective in this field is the data loss plus the energy of a Gaussian: `prior`. The loss is a
     mean over examples, so a prior on the scale of a client's n examples enters as its n-th root. Steps longer than 1/Λ
     diverge in a stiff prior, so g is divided by step · Λ where that exceeds 1 (diagonal or scalar Λ). A `schedule`
-    changes the step size during the run. `longest` limits the batches of an epoch.
+    changes the step size during the run. `longest` limits the batches of an epoch. With `mixed`, the examples of all
+    epochs are shuffled together: a round is one pass over `epochs` copies of every example, each augmented anew.
     """
 
     ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}
@@ -58,6 +59,7 @@ class Chain(ABC):
     weight_decay: NonNegative = 0.0
     schedule: Schedule | None = None
     longest: Count | None = field(default=None, kw_only=True)
+    mixed: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -66,6 +68,16 @@ class Chain(ABC):
     def move(self, theta: Tensor, memory: Memory, g: Tensor, n: Tensor, noise: Tensor | None, lr: StepSize) -> None:
         """One step of θ [k, P] and of the memory, in place. `g` may be overwritten; n [k, 1] are numbers of examples;
         noise [k, P] is N(0, 1) for a `noisy` chain."""
+
+    @property
+    def passes(self) -> int:
+        """The passes over batches in a round, after each of which there is an iterate."""
+        return 1 if self.mixed else self.epochs
+
+    @property
+    def copies(self) -> int:
+        """How often an example occurs in a pass."""
+        return self.epochs // self.passes
 
     @property
     def noisy(self) -> bool:
@@ -107,7 +119,7 @@ class Chain(ABC):
             return self.lr
         by_steps = self.schedule.unit == "steps"  # else n is the same for all, and the device is not asked
         batches = self.batches(cohort.n[:k, 0]) if by_steps else torch.ones(1, dtype=torch.float64)
-        factor = self.schedule.factor(self.schedule.count(cohort.round, epoch, step, self.epochs, batches))
+        factor = self.schedule.factor(self.schedule.count(cohort.round, epoch, step, self.passes, batches))
         own = self.schedule.for_clients(cohort.ids[:k])
         if own is None and not by_steps:
             return self.lr * float(factor)
@@ -115,12 +127,13 @@ class Chain(ABC):
         return (self.lr * factor).to(cohort.n.dtype).unsqueeze(1)
 
     def batches(self, n: Tensor) -> Tensor:
-        """The number of steps in an epoch for clients with n examples."""
-        return (n.double() / self.batch_size).ceil().clamp_max(math.inf if self.longest is None else self.longest)
+        """The number of steps in a pass for clients with n examples."""
+        whole = (self.copies * n.double() / self.batch_size).ceil()
+        return whole.clamp_max(math.inf if self.longest is None else self.longest)
 
     def steps(self, cohort: Cohort) -> Tensor:
         """The number of steps in a round, [K, 1]."""
-        return self.epochs * self.batches(cohort.n).to(cohort.n)
+        return self.passes * self.batches(cohort.n).to(cohort.n)
 
     def time(self, cohort: Cohort, pace: Tensor | None = None) -> Tensor:
         """The sum of the step sizes of a round, [K, 1]; with a task's `pace`, for every parameter [K, P]."""
@@ -130,7 +143,7 @@ class Chain(ABC):
             return self.lr * self.steps(cohort)
         total, batches = torch.zeros_like(cohort.n), self.batches(cohort.n)
         by_steps = self.schedule.unit == "steps"
-        for epoch in range(self.epochs):
+        for epoch in range(self.passes):
             for step in range(int(batches.max()) if by_steps else 1):
                 size = self.step_size(cohort, epoch, step, len(cohort))
                 total += size * ((step < batches) if by_steps else batches).to(cohort.n)
@@ -175,7 +188,7 @@ class Chain(ABC):
         first: int = 0,
         memory: Memory | None = None,
     ) -> Iterator[Tensor]:
-        """The parameters [K, P] of every client after every epoch, from θ [P] or [K, P]. The same tensor is yielded
+        """The parameters [K, P] of every client after every pass, from θ [P] or [K, P]. The same tensor is yielded
         each time: copy what must last.
 
         `own` and `prior` are cut to the clients that still have a batch. `pace` [P] multiplies the step sizes. Where
@@ -190,10 +203,11 @@ class Chain(ABC):
         if prior is not None and self.decay:
             decay = theta.new_full((1,), self.decay)
             prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
-        for epoch in range(self.epochs):
+        for epoch in range(self.passes):
             loss.zero_()
             seen.zero_()
-            for step, (k, batch) in enumerate(islice(cohort.epoch(first + epoch, self.batch_size), self.longest)):
+            batches = cohort.epoch(first + epoch, self.batch_size, self.copies)
+            for step, (k, batch) in enumerate(islice(batches, self.longest)):
                 now = theta[:k]
                 tag = f"chain {first + epoch} {step}"
                 noise = self.drawn(cohort, k, theta.shape[1], tag) if self.noisy else None

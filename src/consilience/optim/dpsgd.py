@@ -10,7 +10,7 @@ from torch.func import grad_and_value, vmap
 
 from consilience.core import keys
 from consilience.core.checks import NonNegative, Positive
-from consilience.core.errors import TaskError
+from consilience.core.errors import ConfigError, TaskError
 from consilience.core.ranges import Range, Ranges
 from consilience.core.records import tree_map
 from consilience.data.batch import Batch
@@ -40,6 +40,13 @@ class DPSGD(SGD):
     clip: Positive = 1.0
     noise: NonNegative = 1.0
     noise_from: Literal["system", "seed"] = "system"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mixed:
+            raise ConfigError(
+                "DPSGD's ε counts an example once in a pass: mixed epochs hold several copies, leave mixed out"
+            )
 
     @property
     def noisy(self) -> bool:

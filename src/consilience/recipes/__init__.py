@@ -16,8 +16,10 @@ from consilience.recipes import (
     fedep_toy,
     fednp,
     fednp_moments,
+    fednp_published,
     fednp_speech,
     fednp_toy,
+    fednp_toy_published,
     hospital_methods,
     hospital_sets,
     hospitals,
@@ -42,8 +44,8 @@ RECIPES: dict[str, Recipe] = {
         hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, after2023.RECIPE, dp_sites.RECIPE, batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
         fedep_tags.RECIPE, last_layer.RECIPE,
-        *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES,
-        fednp_moments.RECIPE, fednp_toy.RECIPE, fednp_speech.RECIPE, *pfnm.RECIPES,
+        *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES, *fednp_published.RECIPES,
+        fednp_moments.RECIPE, fednp_toy.RECIPE, fednp_toy_published.RECIPE, fednp_speech.RECIPE, *pfnm.RECIPES,
         *pfnm_more.RECIPES, one_shot.RECIPE, leaderboard.RECIPE, *sa.RECIPES, sa_ode.RECIPE, *sotu.RECIPES,
     )
 }  # fmt: skip

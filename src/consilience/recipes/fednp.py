@@ -25,11 +25,11 @@ from consilience.algorithms import (
 )
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.switch import Method
-from consilience.data import Compose, Crop, Dataset, Federation, Flip, load, partition
+from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
-from consilience.models import mlp, resnet18
+from consilience.models import mlp
 from consilience.optim import SGD
-from consilience.recipes.base import Options, Recipe, about, compared, published, seeded
+from consilience.recipes.base import Options, Recipe, compared, seeded
 from consilience.studies import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
@@ -38,7 +38,6 @@ TEXT = (
     "require. “FedNP, f = 0” is the ablation: z carries no information, and only the term that ties the last layer to "
     "a prediction remains. “seconds” are those of training, over all rounds."
 )
-PAPER = ("FedAvg", "FedProx", "MOON", "SCAFFOLD", "FedDyn", "FedDC", "FedPA", "FedLA", "FedNP")
 
 
 @algorithm
@@ -84,7 +83,8 @@ def everyone(train: SGD, as_printed: bool = False) -> dict[str, Method]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Data, their partition, and a budget. `tune` is the number of trials for each method."""
+    """Data, their partition, and a budget. `tune` is the number of trials for each method, and `more` are methods
+    beside `everyone`."""
 
     name: str
     title: str
@@ -94,6 +94,9 @@ class Benchmark:
     rounds: int
     names: tuple[str, ...]
     as_printed: bool = False
+    more: Callable[[SGD], Mapping[str, Method]] = lambda train: {}
+    few: tuple[str, ...] = ()
+    """The methods of the small size; all if it is empty."""
     tune: int | None = None
     target: float | None = None
     every: int = 5
@@ -101,14 +104,14 @@ class Benchmark:
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def methods(self) -> dict[str, Method]:
-        known = everyone(self.train, self.as_printed)
+        known = everyone(self.train, self.as_printed) | self.more(self.train)
         return {name: known[name] for name in self.names}
 
     def quick(self) -> Benchmark:
-        """The small size: a few rounds of little work; for large networks, two methods."""
-        names = self.names if self.tune else ("FedAvg", "FedNP")
+        """The small size: a few rounds of little work."""
         train, tiny = replace(self.train, epochs=2, batch_size=32), Simulator(chunk=5, workers=1, threads=1)
-        return replace(self, train=train, rounds=2, names=names, tune=self.tune and 1, every=2, engine=tiny, paper={})
+        names, tune = self.few or self.names, self.tune and 1
+        return replace(self, train=train, rounds=2, names=names, tune=tune, every=2, engine=tiny, paper={})
 
     def compare(self, options: Options) -> Comparison:
         mine = self.quick() if options.quick else self
@@ -133,19 +136,6 @@ def fmnist(share: Share, seed: int, quick: bool) -> Setting:
     return Setting(Classification(module), share(train, seed), test)
 
 
-def images(name: str, clients: int, seed: int, quick: bool) -> Setting:
-    """A whole data set of small images, each client with its own mixture of labels; ResNet-18 with GroupNorm.
-
-    The paper does not state its augmentation: crops and flips are those of its public code, which has BatchNorm."""
-    data = load(name)
-    train, test = (about(part, 300) if quick else part for part in (data.train, data.test))
-    clients, classes = 5 if quick else clients, len(data.train.classes)
-    module = seeded(seed, lambda: resnet18(train.x.shape[1:], classes, width=2 if quick else 64))
-    federation = partition.mixtures(train, clients, alpha=0.5, seed=seed)
-    augment = Compose((Crop(train.x.shape[-1], padding=4), Flip()))
-    return Setting(Classification(module, augment=augment), federation, test)
-
-
 def label_skew(name: str, who: str, share: Share) -> Benchmark:
     """A study for two CPU cores."""
     return Benchmark(
@@ -154,19 +144,6 @@ def label_skew(name: str, who: str, share: Share) -> Benchmark:
         "had five trials on a validation part of the first seed's training data.",
         setting=lambda seed, quick: fmnist(share, seed, quick), train=SGD(lr=0.05, epochs=2, batch_size=20), rounds=50,
         names=tuple(everyone(SGD())), tune=5, target=0.75,
-    )  # fmt: skip
-
-
-def at_paper_size(name: str, data: str, clients: int, figures: Mapping[str, float]) -> Benchmark:
-    """The paper's setting, for a GPU."""
-    return Benchmark(
-        name=name, title=f"{data} at {clients} clients",
-        text=f"Labels by Dirichlet 0.5, {clients} clients of one size; ResNet-18 with GroupNorm, crops and "
-        "flips, ten local epochs.",
-        setting=lambda seed, quick: images(data, clients, seed, quick),
-        train=SGD(lr=0.01, epochs=10, batch_size=128, weight_decay=1e-5), rounds=100, names=(*PAPER, "FedNP, f = 0"),
-        as_printed=True, every=1, engine=Simulator(precision="bf16" if torch.cuda.is_available() else "float32"),
-        paper=published({method: {"accuracy": value} for method, value in figures.items()}),
     )  # fmt: skip
 
 
@@ -180,14 +157,6 @@ def one_or_two(data: Dataset, seed: int) -> Federation:
     return partition.shards(data, 10, shards_per_client=2, seed=seed)
 
 
-CIFAR100 = (0.629, 0.621, 0.631, 0.535, 0.620, 0.632, 0.634, 0.610, 0.650)
-TINY = (0.519, 0.506, 0.514, 0.463, 0.473, 0.473, 0.496, 0.502, 0.532)
 SKEWED = label_skew("fednp-fmnist", "labels by Dirichlet 0.1", dirichlet)
 SHARDS = label_skew("fednp-fmnist-labels", "one or two labels a client", one_or_two)
-BENCHMARKS = (
-    at_paper_size("fednp-cifar100", "cifar100", 10, dict(zip(PAPER, CIFAR100, strict=True))),
-    at_paper_size("fednp-cifar100-50", "cifar100", 50, {"FedAvg": 0.613, "FedNP": 0.637}),
-    at_paper_size("fednp-cifar100-100", "cifar100", 100, {"FedAvg": 0.508, "FedNP": 0.534}),
-    at_paper_size("fednp-tinyimagenet", "tiny-imagenet", 10, dict(zip(PAPER, TINY, strict=True))),
-)
-RECIPES = (SKEWED.recipe(3), SHARDS.recipe(3), *(benchmark.recipe(1) for benchmark in BENCHMARKS))
+RECIPES = (SKEWED.recipe(3), SHARDS.recipe(3))

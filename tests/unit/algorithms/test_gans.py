@@ -297,6 +297,11 @@ def test_the_memory_of_the_server_s_optimiser_is_part_of_its_state():
             {"generator": replace(GENERATOR, longest=3)},
             "generator.longest has no effect at the server: omit it, got 3",
         ),
+        (
+            cs.algorithms.F2A,
+            {"generator": replace(GENERATOR, mixed=True)},
+            "generator.mixed has no effect at the server: omit it, got True",
+        ),
     ],
 )
 def test_settings_out_of_bounds_or_without_effect_are_refused(method, settings, sentence):

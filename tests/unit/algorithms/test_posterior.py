@@ -401,6 +401,10 @@ def test_samples_with_covariance_tell_more_than_samples_without(world):
         (lambda: cs.algorithms.FedPA(rho=-0.1), "rho must be at least 0, got -0.1"),
         (lambda: cs.algorithms.FedPA(burn_in=-1), "burn_in must be at least 0, got -1"),
         (lambda: cs.algorithms.FedPA(burn_in=5), r"burn_in must be below epochs \(5\), got 5"),
+        (
+            lambda: cs.algorithms.FedPA(cs.SGD(epochs=5, mixed=True), burn_in=1),
+            r"burn_in must be below epochs \(1, as they are mixed\), got 1",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(make, message):

@@ -5,7 +5,7 @@ import torch
 
 from consilience.core import keys
 from consilience.core.errors import ConfigError, DataError
-from consilience.data import Compose, Crop, Flip
+from consilience.data import Compose, Crop, Flip, Standardize
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 AUGMENTATIONS = [Crop(5), Crop(8, padding=2), Flip(), Compose((Crop(6, padding=1), Flip(), Crop(4)))]
@@ -105,3 +105,29 @@ def test_impossible_crops_get_a_sentence():
         Crop(11, padding=1)(images(), client_keys())
     with pytest.raises(DataError, match="larger than images"):
         Crop(11, padding=1).evaluation(images())
+
+
+def naively_standardized(image):
+    """One image [C, H, W], number by number."""
+    numbers = image.flatten().tolist()
+    mean = sum(numbers) / len(numbers)
+    deviation = (sum((number - mean) ** 2 for number in numbers) / len(numbers)) ** 0.5
+    return (image - mean) / max(deviation, len(numbers) ** -0.5)
+
+
+def test_standardisation_is_that_of_every_image_on_its_own():
+    x = images(dtype=torch.float64)
+    x[0, 0] = 7.0  # of one colour
+    x[0, 1] = 3.0 + 1e-3 * x[0, 1] / 255  # below the least deviation
+    wanted = torch.stack([naively_standardized(image) for image in x.flatten(0, 1)]).view_as(x)
+    torch.testing.assert_close(Standardize()(x, client_keys()), wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(Standardize().evaluation(x[1]), wanted[1], rtol=1e-12, atol=1e-12)
+    assert not wanted[0, 0].any()
+    assert wanted[1:].std((-3, -2, -1), correction=0).sub(1).abs().max() < 1e-12
+
+
+def test_standardisation_comes_after_the_crop():
+    x = images()
+    both = Compose((Crop(4), Standardize()))
+    torch.testing.assert_close(both.evaluation(x), Standardize().evaluation(Crop(4).evaluation(x)))
+    assert both(x, client_keys()).mean((-3, -2, -1)).abs().max() < 1e-5

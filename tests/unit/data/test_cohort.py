@@ -67,6 +67,38 @@ def test_clients_with_a_batch_left_are_a_prefix(size, static):
     assert len(ks) == -(-63 // size)
 
 
+@padded
+@pytest.mark.parametrize("size", [1, 7, 20, 10_000])
+def test_copies_are_shuffled_together_and_each_example_occurs_as_often(size, static):
+    group, copies = cohort(static=static), 3
+    rows, ks = [[] for _ in group.ids], []
+    for k, batch in group.epoch(0, size, copies):
+        ks.append(k)
+        for row, x, w in zip(rows[:k], batch.x, batch.w, strict=True):
+            row.extend(x[w > 0, 0].long().tolist())
+            assert torch.equal(batch.y, batch.x[..., 0].long() % 4)
+    for client, row in zip(group.ids.tolist(), rows, strict=True):
+        assert sorted(row) == sorted(copies * group.federation.indices(client).tolist())
+    assert len(ks) == -(-copies * 63 // size)
+    assert len(set(rows[0][:63])) < 63  # an epoch after another would show every example once before the second time
+
+
+def test_one_copy_is_an_epoch():
+    for (k, a), (other, b) in zip(cohort().epoch(2, 7), cohort().epoch(2, 7, 1), strict=True):
+        assert k == other
+        assert torch.equal(a.x, b.x)
+        assert torch.equal(a.key, b.key)
+
+
+def test_copies_of_an_image_are_augmented_on_their_own():
+    x = torch.arange(2 * 3 * 40 * 40, dtype=torch.float32).view(2, 3, 40, 40)
+    fed = Federation.from_owner(Dataset(x, torch.zeros(2, dtype=torch.int64)), torch.zeros(2, dtype=torch.int64))
+    group = cohort([0], fed, dtype=torch.float32, augment=Crop(8))
+    seen = torch.cat([batch.x[0, :, 0, 0, 0] for _, batch in group.epoch(0, 5, copies=10)])
+    assert len(seen) == 20
+    assert len(seen.unique()) > 15
+
+
 def test_labels_belong_to_their_inputs_and_real_examples_come_before_padding():
     for _, batch in cohort(static=True).epoch(0, 20):
         assert torch.equal(batch.y, batch.x[..., 0].long() % 4)

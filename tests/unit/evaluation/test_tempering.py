@@ -81,3 +81,8 @@ def test_what_has_no_temperature_is_refused() -> None:
             plane(), belief(plane(), 1.0), labelled()
         )
     assert GRID[12] == 1
+
+
+def test_an_end_of_the_grid_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    temper(plane(), belief(plane(), 1.0), labelled(), temperatures=[64.0, 128.0])
+    assert "is at the end of the grid" in caplog.text

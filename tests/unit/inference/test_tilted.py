@@ -430,6 +430,7 @@ def test_unseen_examples_are_worth_as_much_together_as_apart(infer):
     [
         (cs.inference.Identity, {"scale": 0.0}, "Identity: scale must be above 0, got 0.0"),
         (cs.inference.MCMC, {"train": cs.SGD(epochs=1)}, "a variance needs epochs of at least 2, got 1"),
+        (cs.inference.MCMC, {"train": cs.SGD(epochs=5, mixed=True)}, "epochs of at least 2, got mixed ones"),
         (cs.inference.MCMC, {"shrink": 0.0}, "MCMC: shrink must be above 0, got 0.0"),
         (cs.inference.Laplace, {"kappa": 0.0}, "Laplace: kappa must be above 0, got 0.0"),
         (cs.inference.Laplace, {"s0": 0.0}, "s0 or weight_decay must be above 0"),

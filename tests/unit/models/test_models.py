@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from consilience.models import (
     mlp_gan,
     mlp_generator,
     resnet9,
+    resnet18_v2,
 )
+from consilience.models.resnet import PreactivationBlock
 from consilience.tasks.supervised import Classification
 
 
@@ -31,6 +34,10 @@ def parameters(module):
 
 def small_resnet9(inputs, outputs):
     return resnet9(inputs, outputs, width=4)
+
+
+def small_resnet18_v2(inputs, outputs):
+    return resnet18_v2(inputs, outputs, width=4)
 
 
 def test_both_are_in_the_list():
@@ -79,7 +86,9 @@ def test_other_examples_are_refused(make, shape, message):
         make(shape, 10)
 
 
-@pytest.mark.parametrize(("make", "shape"), [(lenet5, (1, 28, 28)), (small_resnet9, (3, 16, 16))])
+@pytest.mark.parametrize(
+    ("make", "shape"), [(lenet5, (1, 28, 28)), (small_resnet9, (3, 16, 16)), (small_resnet18_v2, (3, 24, 24))]
+)
 def test_a_cohort_is_trained_as_its_clients_one_by_one(make, shape):
     torch.manual_seed(0)
     module = make(shape, 5)
@@ -242,3 +251,64 @@ def test_resnets_have_batchnorm_where_it_is_asked_for():
         assert not any(isinstance(layer, nn.GroupNorm) for layer in layers)
         with pytest.raises(ConfigError, match="norm is 'group' or 'batch', got 'layer'"):
             make((3, 32, 32), 10, width=4, norm="layer")
+
+
+def test_resnet18_v2_has_the_authors_number_of_weights_and_stages():
+    module, x, seen = resnet18_v2((3, 24, 24), 100), torch.randn(2, 3, 24, 24), []
+    for layer in module:
+        x = layer(x)
+        seen += [tuple(x.shape[1:])] if type(layer) in (nn.Conv2d, nn.MaxPool2d, PreactivationBlock) else []
+    assert parameters(module) == 11_218_212
+    stages = [(64, 6, 6), (128, 3, 3), (256, 2, 2), (512, 1, 1)]
+    assert seen == [(64, 12, 12), (64, 6, 6), *(stage for stage in stages for _ in range(2))]
+    assert x.shape == (2, 100)
+
+
+def test_resnet18_v2_starts_with_logits_of_zero_and_convolutions_of_a_cut_normal():
+    module = resnet18_v2((3, 24, 24), 100)
+    assert not module(torch.randn(3, 3, 24, 24)).any()
+    convolutions = [layer.weight for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    assert len(convolutions) == 20
+    # A standard normal, cut at ±2, has this standard deviation.
+    wanted = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
+    for weight in convolutions:
+        scaled = weight.detach() * math.sqrt(weight[0].numel())
+        assert scaled.abs().max() <= 2
+        assert scaled.std() == pytest.approx(wanted, rel=0.03)
+        assert abs(scaled.mean()) < 4 / math.sqrt(weight.numel())
+
+
+def test_resnet18_v2_norms_have_no_weights_and_every_skip_of_a_new_shape_has_one():
+    module = resnet18_v2((3, 24, 24), 100)
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
+    assert {(layer.num_groups, layer.affine, layer.eps) for layer in norms} == {(2, False, 1e-3)}
+    skips = [block.skip for block in module if isinstance(block, PreactivationBlock)]
+    shapes = [[type(layer) for layer in skip] if isinstance(skip, nn.Sequential) else [] for skip in skips]
+    assert shapes == [[], [], *([nn.Conv2d, nn.GroupNorm], []) * 3]
+
+
+@pytest.mark.parametrize("side", [6, 7, 12, 13, 24, 25])
+def test_its_windows_lie_as_in_jax_and_tensorflow(side):
+    """With padding "SAME" window i begins at i · stride − ⌊padding / 2⌋, and a pooling does not see the padding."""
+    module, x = resnet18_v2((1, side, side), 2, width=2), torch.randn(1, 1, side, side)
+    kernel = next(layer for layer in module if isinstance(layer, nn.Conv2d)).weight.detach()[0, 0]
+    out = -(-side // 2)
+    before = max((out - 1) * 2 + 7 - side, 0) // 2
+    padded = torch.zeros(side + 14, side + 14)
+    padded[before : before + side, before : before + side] = x[0, 0]
+    wanted = torch.tensor(
+        [[float((kernel * padded[2 * i : 2 * i + 7, 2 * j : 2 * j + 7]).sum()) for j in range(out)] for i in range(out)]
+    )
+    seen = x
+    for layer in module:
+        seen = layer(seen)
+        if isinstance(layer, nn.Conv2d):
+            torch.testing.assert_close(seen[0, 0].detach(), wanted, rtol=1e-4, atol=1e-5)
+        if isinstance(layer, nn.MaxPool2d):
+            break
+    half = -(-out // 2)
+    before = max((half - 1) * 2 + 3 - out, 0) // 2
+    for i in range(half):
+        for j in range(half):
+            rows, columns = (slice(max(2 * p - before, 0), 2 * p - before + 3) for p in (i, j))
+            torch.testing.assert_close(seen[0, 0, i, j].detach(), wanted[rows, columns].max(), rtol=1e-4, atol=1e-5)

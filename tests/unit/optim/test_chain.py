@@ -82,6 +82,28 @@ def test_there_is_one_iterate_an_epoch_and_the_last_is_the_result(kind):
     assert torch.equal(samples[0], replace(chain, epochs=1)(task, task.initial(), group))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_epochs_are_one_pass_over_copies(kind):
+    task, group = world()
+    mixed = kind(batch_size=5, epochs=3, mixed=True)
+    samples = [sample.clone() for sample in mixed.iterates(task.gradient(), task.initial(), group)]
+    assert len(samples) == 1
+    torch.testing.assert_close(samples[0], one_by_one(mixed, task, group), **EXACT)
+    taken = torch.tensor([-(-3 * n // 5) for n in SIZES]).double().unsqueeze(1)
+    assert torch.equal(mixed.steps(group), taken)
+    torch.testing.assert_close(mixed.time(group), mixed.lr * taken, **EXACT)
+    counts = torch.zeros_like(taken)
+    for _ in mixed.iterates(task.gradient(), task.initial(), group, look=lambda now, _: counts[: len(now)].copy_(now)):
+        assert torch.equal(counts, taken)
+
+
+def test_one_mixed_epoch_is_an_epoch():
+    task, group = world()
+    assert torch.equal(
+        SGD(batch_size=5, mixed=True)(task, task.initial(), group), SGD(batch_size=5)(task, task.initial(), group)
+    )
+
+
 def test_the_mean_of_an_epoch_is_over_every_clients_own_steps():
     task, group = world()
     sgd = SGD(lr=0.3, batch_size=5, epochs=3)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import consilience as cs
-from consilience.core.errors import TaskError
+from consilience.core.errors import ConfigError, TaskError
 from consilience.optim import DPSGD, SGD
 from support.training import EXACT, SIZES, network, world
 
@@ -93,3 +93,8 @@ def test_fedavg_learns_with_it():
     train = DPSGD(lr=0.5, epochs=3, batch_size=50, clip=1.0, noise=1.0, noise_from="seed")
     run = cs.fit(cs.FedAvg(train), task, clients, test=data.test, rounds=10, progress=False)
     assert run.evaluate(data.test).point["accuracy"] > 0.8
+
+
+def test_mixed_epochs_are_refused():
+    with pytest.raises(ConfigError, match="DPSGD's ε counts an example once in a pass"):
+        DPSGD(mixed=True, epochs=2)

@@ -31,6 +31,7 @@ from support.sealed import content
 RUNS: dict[str, tuple[cs.Algorithm, dict[str, Any]]] = {
     "FedAvg": (cs.FedAvg(TRAIN, server=cs.server.Momentum(momentum=0.9)), {"checkpoint_every": 3}),
     "FedAvg, Adam, a cohort of two": (cs.FedAvg(TRAIN, server=cs.server.Adam()), {"cohort": 2}),
+    "mixed epochs": (cs.FedAvg(replace(TRAIN, epochs=3, mixed=True)), {"cohort": 2}),
     "LocalOnly in memory": (cs.LocalOnly(TRAIN), {"cohort": 3}),
     "LocalOnly on disk": (cs.LocalOnly(TRAIN), {"cohort": 3, "state_memory": 0, "checkpoint_every": 3}),
     "LocalOnly on disk, forked": (cs.LocalOnly(TRAIN), {"cohort": 3, "state_memory": 0, "engine": FORKED}),

@@ -29,7 +29,8 @@ class ServerGenerator(Algorithm):
     single: bool = False
 
     def __post_init__(self) -> None:
-        unused = {"epochs": 1, "longest": None, "weight_decay": 0, "schedule": None, "noise": 0, "temperature": 0}
+        unused = {"epochs": 1, "longest": None, "mixed": False, "weight_decay": 0, "schedule": None}
+        unused |= {"noise": 0, "temperature": 0}
         for name, usual in unused.items():
             if (value := getattr(self.generator, name, usual)) != usual:
                 raise ConfigError(f"generator.{name} has no effect at the server: omit it, got {value}")
