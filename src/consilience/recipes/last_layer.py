@@ -19,11 +19,11 @@ from consilience.tasks.supervised import Classification
 
 NAME, TITLE = "last-layer", "A posterior of the last layer: calibration and unknown inputs"
 TEXT = (
-    "10,000 images of Fashion-MNIST at 50 clients, classes by Dirichlet 0.3. FedEP(I) continues half of FedAvg's rounds, and “last "
-    "layer” adds one exchange with all clients to either network. “auroc” tells MNIST's digits, in the normalisation "
-    "of the training data, from the test images by the entropy of the prediction. “Marginal” averages over ten draws "
-    "of FedEP's posterior, and “tempered” over ten of the posterior at the temperature that is best on held-out "
-    "images of the clients."
+    "10,000 images of Fashion-MNIST at 50 clients, classes by Dirichlet 0.3. FedEP(I) continues half of FedAvg's "
+    "rounds, and “last layer” adds one exchange with all clients to either network. “auroc” tells MNIST's digits, in "
+    "the normalisation of the training data, from the test images by the entropy of the prediction. “Marginal” "
+    "averages over ten draws of FedEP's posterior, and “tempered” over ten of the posterior at the temperature that "
+    "is best on held-out images of the clients."
 )
 SCORES = ("accuracy", "nll", "ece")
 
