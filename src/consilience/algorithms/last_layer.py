@@ -13,7 +13,7 @@ from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.shared.heads import head_layer, head_name, head_place, with_head
 from consilience.core import Gaussian, Point, TaskError, record
 from consilience.core.checks import Count, Positive
-from consilience.core.records import Addressed, add, static
+from consilience.core.records import Addressed, add, rows, static
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
 from consilience.models.laplace import LaplaceHead
@@ -154,8 +154,8 @@ def full_one(task: Task, batch: Batch, theta: Tensor) -> tuple[Tensor, Tensor, T
     """`count`, `outer` and `inner` of one client's batch. They are made by rows of Λ, so that B · C · D numbers are in
     memory at once."""
     phi, lam, count = _one(task, batch, theta)
-    rows = [phi.mT @ (lam[:, c].unsqueeze(-1) * phi.unsqueeze(1)).flatten(1) for c in range(lam.shape[1])]
-    return count, torch.cat(rows), count.unsqueeze(0)
+    blocks = [phi.mT @ (lam[:, c].unsqueeze(-1) * phi.unsqueeze(1)).flatten(1) for c in range(lam.shape[1])]
+    return count, torch.cat(blocks), count.unsqueeze(0)
 
 
 def kronecker_one(task: Task, batch: Batch, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,16 +176,22 @@ def _one(task: Task, batch: Batch, theta: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _check_head(task: Task, theta: Tensor, cohort: Cohort) -> None:
-    """Refuse a module that changes what its last linear layer returns, or that calls the layer for several vectors."""
-    seen, output = task.networks.features(theta, cohort.glimpse(), None, None)
-    name = str(task.main.head)
-    weight, bias = (theta[task.slice(parameter=f"{name}.{part}".lstrip("."))] for part in ("weight", "bias"))
-    made = F.linear(seen, weight.view(len(bias), -1), bias)
+    """Refuse a module that changes what its last linear layer returns, or that calls the layer for several vectors. The
+    layer is tried with weights from −3 to 3, at which a function after it shows."""
+    _, batch = next(iter(cohort.in_order(2, "head")))
+    start, stop = head_place(task, "LastLayer")
+    layer = head_layer(task, "LastLayer")
+    probe = theta.clone()
+    probe[start:stop] = torch.linspace(-3, 3, stop - start).to(theta)
+    seen, output = task.networks.features(probe, rows(batch.x, 0), None, None)
+    weight, bias = probe[start:stop].split([layer.weight.numel(), layer.out_features])
+    made = F.linear(seen, weight.view_as(layer.weight), bias)
+    room = 0.05 * made.abs().max().clamp_min(1)  # for bfloat16
     same = seen.dim() == 2 and made.numel() == output.numel()
-    if not same or not torch.allclose(made.flatten(), output.flatten().to(made), rtol=1e-3, atol=1e-3):
+    if not same or bool((made.flatten() - output.flatten()).abs().max() > room):
         raise TaskError(
-            f"LastLayer needs a module that returns what its last linear layer {name!r} makes of one vector for each "
-            "example, and this module does something else"
+            f"LastLayer needs a module that returns what its last linear layer {task.main.head!r} makes of one vector "
+            "for each example, and this module does something else"
         )
 
 

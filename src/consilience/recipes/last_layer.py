@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from typing import Any
 
 from consilience.algorithms import FedAvg, FedEP, LastLayer, Switch
 from consilience.data import load, partition
@@ -10,6 +11,7 @@ from consilience.inference import Identity
 from consilience.models import mlp
 from consilience.optim import SGD
 from consilience.recipes.base import Options, Recipe, about, finished, rows_of, seeded
+from consilience.runs.directory import Storage
 from consilience.runs.fit import fit
 from consilience.runs.run import Run
 from consilience.studies import Comparison
@@ -17,11 +19,11 @@ from consilience.tasks.supervised import Classification
 
 NAME, TITLE = "last-layer", "A posterior of the last layer: calibration and unknown inputs"
 TEXT = (
-    "Fashion-MNIST at 50 clients, classes by Dirichlet 0.3. FedEP(I) continues half of FedAvg's rounds, and “last "
-    "layer” adds one exchange with all clients to either network. “auroc” tells MNIST's digits, in the normalisation "
-    "of the training data, from the test images by the entropy of the prediction. “Marginal” averages over ten draws "
-    "of FedEP's posterior, and “tempered” over ten of the posterior at the temperature that is best on held-out "
-    "images of the clients."
+    "10,000 images of Fashion-MNIST at 50 clients, classes by Dirichlet 0.3. FedEP(I) continues half of FedAvg's "
+    "rounds, and “last layer” adds one exchange with all clients to either network. “auroc” tells MNIST's digits, in "
+    "the normalisation of the training data, from the test images by the entropy of the prediction. “Marginal” "
+    "averages over ten draws of FedEP's posterior, and “tempered” over ten of the posterior at the temperature that "
+    "is best on held-out images of the clients."
 )
 SCORES = ("accuracy", "nll", "ece")
 
@@ -31,7 +33,7 @@ def recipe(options: Options) -> Comparison:
     start, quick = time.perf_counter(), options.quick
     scores: dict[tuple[str, str], list[float]] = defaultdict(list)
     fashion, digits = load("fashion-mnist"), load("mnist").test
-    train = about(fashion.train, 600 if quick else 20_000)
+    train = about(fashion.train, 600 if quick else 10_000)
     test, outside = (about(data, 200) if quick else data for data in (fashion.test, digits))
     rounds, cohort = (4, 3) if quick else (40, 10)
     engine = Simulator(chunk=cohort, workers=1, threads=1)
@@ -58,8 +60,9 @@ def recipe(options: Options) -> Comparison:
         methods = {"FedAvg": FedAvg(local), "FedEP(I)": Switch(FedAvg(local), posterior, at=rounds // 2)}
         for name, method in methods.items():
             options.tell(name, seed)
-            how = {"seed": seed, "engine": engine, "progress": False}
-            run = fit(method, task, federation, rounds=rounds, cohort=cohort, **how)
+            out = Storage(options.out / name / f"seed-{seed}", checkpoint_every=10)
+            how: dict[str, Any] = {"seed": seed, "engine": engine, "progress": False}
+            run = fit(method, task, federation, rounds=rounds, cohort=cohort, out=out, resume=options.resume, **how)
             if name != "FedAvg":
                 scores[f"{name}, tempered", "temperature"].append(run.temper(held).temperature)
             note(name, run)

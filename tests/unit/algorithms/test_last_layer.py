@@ -53,6 +53,11 @@ def head_of(task: cs.Task) -> Tensor:
     return torch.cat([last.weight, last.bias.unsqueeze(1)], 1).double().detach()
 
 
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
 PARTITIONS = {
     "one client": lambda data: cs.partition.iid(data, 1),
     "seven alike": lambda data: cs.partition.iid(data, 7),
@@ -189,6 +194,11 @@ def test_what_it_cannot_do_is_refused() -> None:
         ),
         "it must have a bias": cs.Classification(nn.Sequential(flat, nn.Linear(64, 10, bias=False))),
         "this module does something else": cs.Classification(nn.Sequential(flat, nn.Linear(64, 10), nn.Tanh())),
+        "makes of one vector for each example": cs.Classification(
+            nn.Sequential(
+                flat, nn.Unflatten(1, (4, 16)), nn.Linear(16, 10), nn.Flatten(1), nn.Unflatten(1, (4, 10)), Mean()
+            )
+        ),
         "leave the class weights out": cs.Classification(nn.Sequential(flat, nn.Linear(64, 10)), weights=[1.0] * 10),
     }
     for sentence, task in refused.items():
