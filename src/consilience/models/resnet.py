@@ -95,7 +95,7 @@ def resnet18_v2(inputs: Sequence[int], outputs: int, width: int = 64, groups: in
     are 0."""
     need_images("resnet18_v2", inputs)
     full, half, quarter = ([-(-side // stride) for side in inputs[1:]] for stride in (1, 2, 4))
-    pool = nn.MaxPool2d(3, 2, [_same(side, 3, 2)[0] for side in half], ceil_mode=True)
+    pool = nn.MaxPool2d(3, 2, tuple(_same(side, 3, 2)[0] for side in half), ceil_mode=True)
     layers: list[nn.Module] = [*_same_conv(inputs[0], width, 7, 2, full), pool]
     before, sides = width, quarter
     for stage in range(4):

@@ -104,7 +104,7 @@ class Benchmark:
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def methods(self) -> dict[str, Method]:
-        known = everyone(self.train, self.as_printed) | self.more(self.train)
+        known = everyone(self.train, self.as_printed) | dict(self.more(self.train))
         return {name: known[name] for name in self.names}
 
     def quick(self) -> Benchmark:

@@ -132,7 +132,7 @@ def learn(toy: Toy, variant: Variant) -> Tensor:
                 shared = Shared(weights, variant)
             for _ in range(variant.epochs):
                 order = toy.shuffled(sum(sizes[:client]), size)
-                for batch in order.split(BATCH, 1):
+                for batch in torch.split(order, BATCH, 1):
                     x, y = powers(toy.x[batch].unsqueeze(2)), toy.y.gather(1, batch)
                     shared.step(weights, gradients(weights, x, y, server, sites[client], variant), rate)
                     if variant.scaffold:
@@ -203,7 +203,7 @@ def moments(m: Tensor, s: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
 
 def predicted(weights: Weights, m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """The Gaussian over the coefficients from z, [S, 4] each."""
-    first, second = weights["first"], weights["second"].unflatten(1, (-1, 4))
+    first, second = weights["first"], weights["second"].view(len(m), -1, 4)
     mean, var = m * first + weights["first bias"], s * first.square()
     a, b = 4 - 2 * math.sqrt(2), -math.log(math.sqrt(2) + 1)
     out = (mean / (1 + math.pi / 8 * var).sqrt()).sigmoid()
