@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
+from consilience.algorithms.shared.head import head_place, head_shape, learned_head
 from consilience.core import ConsilienceError, Point, Range, Ranges, TaskError, record, tree_map
 from consilience.core.checks import Count, Positive
 from consilience.core.records import add, leaves, static
@@ -73,13 +74,13 @@ class FedCGS(Algorithm):
     def adapt(self, task: Task, seed: int) -> Task:
         if task.kind != "classification":
             raise TaskError(f"{self.name} needs an output for every class, but the task is {task.kind}")
-        _head(task)
+        learned_head(task, self.name)
         if task.running is not None:
             raise TaskError(f"{self.name} keeps the network as it is: use freeze_batchnorm(model)")
         return task
 
     def start(self, task: Task, info: Info) -> Server:
-        return Server(info.initial, _no_sums(task, info.initial.device), _place(task))
+        return Server(info.initial, _no_sums(task, info.initial.device), head_place(task))
 
     def client(self, task: Task, info: Info, n: Tensor) -> Client:
         fresh: Sums = tree_map(lambda leaf: leaf.repeat(len(n), *[1] * leaf.dim()), _no_sums(task, n.device))
@@ -117,7 +118,7 @@ class FedCGS(Algorithm):
     def network(self, task: Task, server: Server) -> Task:
         if self.plug_in:
             return task
-        name = _head(task)
+        name = str(task.main.head)
         features = server.sums.totals.shape[-1]
         head = StudentHead(features, len(server.sums.counts))
         if not name:
@@ -197,25 +198,6 @@ class Classes:
         return weight, self.log_prior - weight @ self.centre - (weight * self.mean).sum(1) / 2
 
 
-def _head(task: Task) -> str:
-    """The name of the last linear layer, whose weight and bias must be learned."""
-    name: str | None = task.main.head
-    if name is None:
-        raise TaskError("FedCGS replaces the last linear layer, and the module has none: end it with nn.Linear")
-    if not {f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".")} <= set(task.main.names):
-        raise TaskError(f"FedCGS replaces the last linear layer {name!r}: it must have a bias, and must not be frozen")
-    return name
-
-
-def _place(task: Task) -> tuple[int, int]:
-    """Where the head lies in θ."""
-    name = _head(task)
-    weight, bias = (task.slice(parameter=f"{name}.{part}".lstrip(".")) for part in ("weight", "bias"))
-    return weight.start, bias.stop
-
-
 def _no_sums(task: Task, device: torch.device) -> Sums:
-    layer = task.module.get_submodule(_head(task))
-    assert isinstance(layer, nn.Linear)
-    (c, d), like = layer.weight.shape, torch.zeros((), dtype=torch.float64, device=device)
+    (c, d), like = head_shape(task), torch.zeros((), dtype=torch.float64, device=device)
     return Sums(like.new_zeros(c), like.new_zeros(c, d), like.new_zeros(d, d))
