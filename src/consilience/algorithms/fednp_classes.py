@@ -159,12 +159,13 @@ class Classes:
         return cls(seen / every, mean, within * (1 + 1 / n).view(-1, 1, 1))
 
     def draw(self, count: int, key: Tensor) -> Tensor:
-        """φ̃ [C, count, d + 1]. Directions in which rounding or noise has made a variance negative have none."""
+        """φ̃ [C, count, d + 1]. Directions in which rounding or noise has made a variance negative have none. The root
+        of the covariance is the symmetric one, which is unique: engines differ by rounding, and so do their draws."""
         (c, d), at = self.mean.shape, self.mean.device
         values, vectors = torch.linalg.eigh(self.covariance)
         noise = torch.randn(c, count, d, dtype=self.mean.dtype, device=at, generator=keys.generator(key, at))
-        phi = self.mean.unsqueeze(1) + (noise * values.clamp_min(0).sqrt().unsqueeze(1)) @ vectors.mT
-        return F.pad(phi, (0, 1), value=1.0)
+        root = (vectors * values.clamp_min(0).sqrt().unsqueeze(1)) @ vectors.mT
+        return F.pad(self.mean.unsqueeze(1) + noise @ root, (0, 1), value=1.0)
 
 
 def site_one(task: Task, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

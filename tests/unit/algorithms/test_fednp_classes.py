@@ -146,6 +146,18 @@ def test_draws_have_the_moments_of_q():
     assert torch.equal(phi[..., -1], torch.ones(3, 100_000).double())
 
 
+def test_draws_of_statistics_that_differ_by_rounding_differ_by_rounding():
+    """Equal variances, whose axes are arbitrary: any root but the symmetric one could turn."""
+    phi = torch.cat([torch.eye(6), -torch.eye(6)]).double()
+    sites = torch.zeros(2, 7, 7).double()
+    sites[:] = nn.functional.pad(phi, (0, 1), value=1.0).mT @ nn.functional.pad(phi, (0, 1), value=1.0)
+    near = sites * (1 + 1e-14 * torch.randn(2, 7, 7, generator=torch.Generator().manual_seed(0)).double())
+    near = (near + near.mT) / 2
+    key = keys.key(0, purpose="server")
+    found, other = (Classes.of(made).draw(50, key) for made in (sites, near))
+    torch.testing.assert_close(other, found, rtol=0, atol=1e-11)
+
+
 def test_a_class_that_no_client_of_the_round_has_keeps_its_row():
     data, task = digits(), network()
     without = data[(data.y != 4).nonzero().flatten()]
