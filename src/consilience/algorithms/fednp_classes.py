@@ -13,7 +13,7 @@ from torch.func import grad
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared import averaging
 from consilience.algorithms.shared.averaging import Averaging
-from consilience.algorithms.shared.head import head_place, head_shape, learned_head
+from consilience.algorithms.shared.head import head_place, head_shape, head_weights, learned_head
 from consilience.core import Choice, Point, Ranges, TaskError, Weighted, keys, record
 from consilience.core.checks import Count, Proportion, Size
 from consilience.data import Batch, Cohort, Info
@@ -110,12 +110,11 @@ class FedNPClasses(Averaging):
         """The server with a head that is trained under q(z)."""
         if not self.steps:
             return server
-        (start, stop), (c, d), theta = head_place(task), head_shape(task), server.model.theta
-        weight, bias = theta[start:stop].split([c * d, c])
-        classes = Classes.of(server.sites)
-        head = torch.cat([weight.view(c, d), bias.unsqueeze(1)], 1)
+        theta, classes, (start, stop) = server.model.theta, Classes.of(server.sites), head_place(task)
+        weight, bias = head_weights(task, theta)
+        head = torch.cat([weight, bias.unsqueeze(1)], 1)
         head = self.trained_head(task, head, classes, classes.draw(self.draws, key).to(theta))
-        flat = torch.cat([theta[:start], head[:, :d].flatten(), head[:, d], theta[stop:]])
+        flat = torch.cat([theta[:start], head[:, :-1].flatten(), head[:, -1], theta[stop:]])
         return replace(server, model=Point(flat))
 
     def trained_head(self, task: Task, head: Tensor, classes: Classes, phi: Tensor) -> Tensor:
@@ -150,9 +149,9 @@ class Classes:
     @classmethod
     def of(cls, sites: Tensor) -> Classes:
         """From a product of sites, Σ φ̃φ̃ᵀ by class."""
-        seen, total = sites[:, -1, -1].clamp_min(0), sites.sum(0)
-        every = total[-1, -1].clamp_min(1e-12)
-        q = sites + PRIOR * total / every
+        seen = sites[:, -1, -1].clamp_min(0)  # noise can make a number negative
+        every = seen.sum().clamp_min(1e-12)
+        q = sites + PRIOR * sites.sum(0) / every
         n = q[:, -1, -1].clamp_min(PRIOR)
         mean = q[:, -1, :-1] / n.unsqueeze(1)
         within = q[:, :-1, :-1] / n.view(-1, 1, 1) - mean.unsqueeze(2) * mean.unsqueeze(1)
@@ -171,10 +170,7 @@ class Classes:
 def site_one(task: Task, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """One client's (Σ φ̃φ̃ᵀ by class, largest difference of an output from Wφ + b, in units of the largest output)."""
     x, output = task.features_one(theta, batch.x)
-    start, stop = head_place(task)
-    c, d = head_shape(task)
-    weight, bias = theta[start:stop].split([c * d, c])
-    apart = (output - F.linear(x, weight.view(c, d), bias)).abs().amax() / output.abs().amax().clamp_min(1e-6)
+    apart = (output - F.linear(x, *head_weights(task, theta))).abs().amax() / output.abs().amax().clamp_min(1e-6)
     phi = F.pad(x.double(), (0, 1), value=1.0)
-    of_class = F.one_hot(batch.y, c).double() * batch.w.double().unsqueeze(1)
+    of_class = F.one_hot(batch.y, output.shape[-1]).double() * batch.w.double().unsqueeze(1)
     return torch.einsum("bc,bi,bj->cij", of_class, phi, phi), apart

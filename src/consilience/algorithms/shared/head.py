@@ -1,6 +1,6 @@
 """The head: the last linear layer, for methods that make it anew at the server."""
 
-from torch import nn
+from torch import Tensor, nn
 
 from consilience.core import TaskError
 from consilience.tasks.task import Task
@@ -29,3 +29,10 @@ def head_shape(task: Task) -> tuple[int, int]:
     layer = task.module.get_submodule(str(task.main.head))
     assert isinstance(layer, nn.Linear)
     return layer.out_features, layer.in_features
+
+
+def head_weights(task: Task, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """(W [C, d], b [C]) of the last linear layer in θ [P]."""
+    (start, stop), (c, d) = head_place(task), head_shape(task)
+    weight, bias = theta[start:stop].split_with_sizes([c * d, c])
+    return weight.view(c, d), bias
