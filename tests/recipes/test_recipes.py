@@ -50,7 +50,14 @@ ELSEWHERE = {
     "survival",
 }
 # The code of another recipe with other data, or with another number of clients.
-SAME = {"fednp-cifar100-50", "fednp-cifar100-100", "fednp-fmnist-labels", "sa-cifar100", "sa-fmnist-tenth"}
+SAME = {
+    "fednp-cifar100-50",
+    "fednp-cifar100-100",
+    "fednp-fmnist-labels",
+    "fednp-latent-dirichlet",
+    "sa-cifar100",
+    "sa-fmnist-tenth",
+}
 SAME |= {"personal-permuted"}
 
 

@@ -92,10 +92,16 @@ VARIANTS = [
 ALGORITHMS = [*map(variant, KINDS), *VARIANTS]
 # Every kind of record that engines handle beside those of the core: a state that only its client knows, stacked
 # updates, sums in another precision, a wrapped update with a secret, a federation that is rearranged.
-ENGINES = [
-    *CORE,
-    *map(variant, (cs.algorithms.MOON, cs.algorithms.FedCGS, cs.LastLayer, cs.Robust, cs.Private, cs.Pooled)),
-]
+OTHERS = (
+    cs.algorithms.MOON,
+    cs.algorithms.FedCGS,
+    cs.algorithms.FedNPClasses,
+    cs.LastLayer,
+    cs.Robust,
+    cs.Private,
+    cs.Pooled,
+)
+ENGINES = [*CORE, *map(variant, OTHERS)]
 
 
 def label(method):

@@ -22,6 +22,7 @@ from consilience.algorithms.fedlangevin import FedLangevin
 from consilience.algorithms.fedlap import FedLap, FedLapCov
 from consilience.algorithms.fednova import FedNova
 from consilience.algorithms.fednp import FedNP
+from consilience.algorithms.fednp_classes import FedNPClasses
 from consilience.algorithms.fedpa import FedPA, FedPADiagonal
 from consilience.algorithms.fedper import FedPer
 from consilience.algorithms.fedprox import FedProx
@@ -54,10 +55,10 @@ from consilience.algorithms.switch import Switch
 
 __all__ = [
     "ADF", "DPPVI", "EPGAN", "F2A", "MOON", "PFNM", "PVI", "SAFL", "SCAFFOLD", "Algorithm", "AsynchronousPVI",
-    "Averaging", "BayesADMM", "BayesGAN", "Ditto", "Downpour", "Ensemble", "Factors", "FedAdamW", "FedAvg",
-    "FedAvgGAN", "FedBE", "FedBN", "FedCGS", "FedDC", "FedDyn", "FedEP", "FedEx", "FedFisher", "FedFisherKFAC",
-    "FedGAN", "FedLA", "FedLangevin", "FedLap", "FedLapCov", "FedNP", "FedNova", "FedPA", "FedPADiagonal",
-    "FedPer", "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LastLayer", "LocalOnly", "Median", "PFedMe",
-    "PartialPooling", "Pooled", "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch",
-    "TrimmedMean", "algorithm", "change", "epsilon",
+    "Averaging", "BayesADMM", "BayesGAN", "Ditto", "Downpour", "Ensemble", "Factors", "FedAdamW", "FedAvg", "FedAvgGAN",
+    "FedBE", "FedBN", "FedCGS", "FedDC", "FedDyn", "FedEP", "FedEx", "FedFisher", "FedFisherKFAC", "FedGAN", "FedLA",
+    "FedLangevin", "FedLap", "FedLapCov", "FedNP", "FedNPClasses", "FedNova", "FedPA", "FedPADiagonal", "FedPer",
+    "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LastLayer", "LocalOnly", "Median", "PFedMe", "PartialPooling",
+    "Pooled", "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm",
+    "change", "epsilon",
 ]  # fmt: skip

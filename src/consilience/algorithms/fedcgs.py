@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.shared.heads import head_layer, head_name, head_place, with_head
+from consilience.algorithms.shared.heads import check_head, head_layer, head_place, with_head
 from consilience.core import ConsilienceError, Point, Range, Ranges, TaskError, record, tree_map
 from consilience.core.checks import Count, Positive
 from consilience.core.records import add, leaves, static
@@ -73,13 +73,13 @@ class FedCGS(Algorithm):
     def adapt(self, task: Task, seed: int) -> Task:
         if task.kind != "classification":
             raise TaskError(f"{self.name} needs an output for every class, but the task is {task.kind}")
-        head_name(task, self.name)
+        check_head(task, self.name)
         if task.running is not None:
             raise TaskError(f"{self.name} keeps the network as it is: use freeze_batchnorm(model)")
         return task
 
     def start(self, task: Task, info: Info) -> Server:
-        return Server(info.initial, self._no_sums(task, info.initial.device), head_place(task, self.name))
+        return Server(info.initial, self._no_sums(task, info.initial.device), head_place(task))
 
     def client(self, task: Task, info: Info, n: Tensor) -> Client:
         fresh: Sums = tree_map(lambda leaf: leaf.repeat(len(n), *[1] * leaf.dim()), self._no_sums(task, n.device))
@@ -118,7 +118,7 @@ class FedCGS(Algorithm):
         if self.plug_in:
             return task
         classes, features = server.sums.totals.shape
-        return with_head(task, self.name, StudentHead(features, classes))
+        return with_head(task, StudentHead(features, classes))
 
     def audit(self, server: Server, states: Iterable[Client]) -> dict[str, float]:
         left: Sums = server.sums
@@ -137,7 +137,7 @@ class FedCGS(Algorithm):
         return self.fuse(server, tree_map(Tensor.neg, state.sums))
 
     def _no_sums(self, task: Task, device: torch.device) -> Sums:
-        (c, d), like = head_layer(task, self.name).weight.shape, torch.zeros((), dtype=torch.float64, device=device)
+        (c, d), like = head_layer(task).weight.shape, torch.zeros((), dtype=torch.float64, device=device)
         return Sums(like.new_zeros(c), like.new_zeros(c, d), like.new_zeros(d, d))
 
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm, algorithm
-from consilience.algorithms.shared.heads import head_layer, head_name, head_place, with_head
+from consilience.algorithms.shared.heads import check_head, check_returned, head_layer, head_place, with_head
 from consilience.core import Gaussian, Point, TaskError, record
 from consilience.core.checks import Count, Positive
-from consilience.core.records import Addressed, add, rows, static
+from consilience.core.records import Addressed, add, static
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
 from consilience.models.laplace import LaplaceHead
@@ -79,7 +79,7 @@ class LastLayer(Algorithm):
             raise TaskError(f"{self.name} needs logits of classes or of labels, but the task is {task.kind}")
         if getattr(task.likelihood, "weights", None) is not None:
             raise TaskError(f"{self.name} counts every example once: leave the class weights out of its task")
-        head_name(task, self.name)
+        check_head(task, self.name)
         if task.running is not None or needs_statistics(task):
             raise TaskError(
                 f"{self.name} keeps the network as it is, and BatchNorm layers have no fixed statistics yet: use "
@@ -95,7 +95,7 @@ class LastLayer(Algorithm):
 
     def start(self, task: Task, info: Info) -> Server:
         sums = Sums(*self._zeros(task, info.initial), info.initial.new_zeros(int(info.clients), dtype=torch.float64))
-        return Server(info.initial, sums, head_place(task, self.name), head_layer(task, self.name).out_features)
+        return Server(info.initial, sums, head_place(task), head_layer(task).out_features)
 
     def message(self, server: Server, ids: Tensor) -> Addressed:
         """θ; and for each client 1 if its examples are still to be counted, else 0."""
@@ -104,7 +104,7 @@ class LastLayer(Algorithm):
 
     def local(self, task: Task, message: Addressed, state: None, cohort: Cohort) -> tuple[Sums, None]:
         theta, fresh = message.shared.theta, message.own
-        _check_head(task, theta, cohort)
+        check_returned(task, theta, cohort, self.name)
         summed = task.vectorize(full_one if self._full(task) else kronecker_one)
         parts = [part.repeat(len(cohort), *[1] * part.dim()) for part in self._zeros(task, theta)]
         for k, batch in cohort.in_order(self.batch_size, "features"):
@@ -125,7 +125,7 @@ class LastLayer(Algorithm):
     def network(self, task: Task, server: Server) -> Task:
         found = Curvature.of(server)
         classes, features = found.weight.shape
-        return with_head(task, self.name, LaplaceHead(features - 1, classes, found.directions))
+        return with_head(task, LaplaceHead(features - 1, classes, found.directions))
 
     def facts(self, server: Server) -> dict[str, float]:
         return {"clients_counted": float(server.sums.seen.sum())}
@@ -136,14 +136,14 @@ class LastLayer(Algorithm):
         return Gaussian.of(found.weight.flatten(), found.precision(self.prior))
 
     def _full(self, task: Task) -> bool:
-        layer = head_layer(task, self.name)
+        layer = head_layer(task)
         return self.structure == "full" or (
             self.structure is None and layer.out_features * (layer.in_features + 1) <= LARGEST
         )
 
     def _zeros(self, task: Task, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`count`, `outer` and `inner` of no examples."""
-        layer = head_layer(task, self.name)
+        layer = head_layer(task)
         c, d = layer.out_features, layer.in_features + 1
         outer, inner = (c * d, 1) if self._full(task) else (d, c)
         none = like.new_zeros((), dtype=torch.float64)
@@ -173,26 +173,6 @@ def _one(task: Task, batch: Batch, theta: Tensor) -> tuple[Tensor, Tensor, Tenso
     roots = roots.reshape(len(roots), len(w), -1)
     lam = torch.einsum("rbc,rbd,b->bcd", roots, roots, w)
     return torch.cat([x.double(), torch.ones_like(w).unsqueeze(1)], 1), lam, w.sum().view(1)
-
-
-def _check_head(task: Task, theta: Tensor, cohort: Cohort) -> None:
-    """Refuse a module that changes what its last linear layer returns, or that calls the layer for several vectors. The
-    layer is tried with weights from −3 to 3, at which a function after it shows."""
-    _, batch = next(iter(cohort.in_order(2, "head")))
-    start, stop = head_place(task, "LastLayer")
-    layer = head_layer(task, "LastLayer")
-    probe = theta.clone()
-    probe[start:stop] = torch.linspace(-3, 3, stop - start).to(theta)
-    seen, output = task.networks.features(probe, rows(batch.x, 0), None, None)
-    weight, bias = probe[start:stop].split([layer.weight.numel(), layer.out_features])
-    made = F.linear(seen, weight.view_as(layer.weight), bias)
-    room = 0.05 * made.abs().max().clamp_min(1)  # for bfloat16
-    same = seen.dim() == 2 and made.numel() == output.numel()
-    if not same or bool((made.flatten() - output.flatten()).abs().max() > room):
-        raise TaskError(
-            f"LastLayer needs a module that returns what its last linear layer {task.main.head!r} makes of one vector "
-            "for each example, and this module does something else"
-        )
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ from consilience.tasks.task import Task
 log = logging.getLogger("consilience")
 
 
+CLASS_COUNTS = {"labels", "counts", "by_class"}
+"""The names of fields of updates with the number of examples of each class."""
+
+
 def fields_of(tree: Tree) -> set[str]:
     """The names of the fields of a record, without those that they are in."""
     return {name.rpartition(".")[2] for name, _ in leaves(tree)}
@@ -138,7 +142,7 @@ class FlowerClient:
         notes, guards = self.told(share, summed=False)
         if share.rejected:
             return TrainReply(status="rejected", reason=share.rejected[request.client], guards=guards), None
-        if self.policy.class_counts != "open" and "labels" in fields_of(share.update):
+        if self.policy.class_counts != "open" and CLASS_COUNTS & fields_of(share.update):
             raise SiteError(
                 f'its policy has class_counts = "{self.policy.class_counts}", and an update of this method has the '
                 "number of examples of each class"

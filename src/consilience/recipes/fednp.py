@@ -18,6 +18,7 @@ from consilience.algorithms import (
     FedLA,
     FedNova,
     FedNP,
+    FedNPClasses,
     FedPA,
     FedProx,
     LocalOnly,
@@ -27,9 +28,9 @@ from consilience.algorithms.base import algorithm
 from consilience.algorithms.switch import Method
 from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
-from consilience.models import mlp
+from consilience.models import lenet5, mlp
 from consilience.optim import SGD
-from consilience.recipes.base import Options, Recipe, compared, seeded
+from consilience.recipes.base import Options, Recipe, about, compared, seeded
 from consilience.studies import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
@@ -38,6 +39,9 @@ TEXT = (
     "require. “FedNP, f = 0” is the ablation: z carries no information, and only the term that ties the last layer to "
     "a prediction remains. “seconds” are those of training, over all rounds."
 )
+CLASSES = "FedNP, classes"
+ONE_CORE = Simulator(device="cpu", chunk=10, workers=1, threads=1)
+LATENT = (CLASSES, "FedAvg", "FedNP", "FedNP, f = 0", "FedDC")  # differences are to the first
 
 
 @algorithm
@@ -136,15 +140,40 @@ def fmnist(share: Share, seed: int, quick: bool) -> Setting:
     return Setting(Classification(module), share(train, seed), test)
 
 
+def with_classes(train: SGD) -> dict[str, Method]:
+    """The method whose latent has the classes' features."""
+    return {CLASSES: FedNPClasses(train)}
+
+
 def label_skew(name: str, who: str, share: Share) -> Benchmark:
     """A study for two CPU cores."""
+    return fashion(name, who, share, tuple(everyone(SGD())), rounds=50, tune=5, engine=Simulator())
+
+
+def latent(name: str, who: str, share: Share) -> Benchmark:
+    """A study of the latent of classes, for one CPU core."""
+    return fashion(name, who, share, LATENT, rounds=20, tune=4, engine=ONE_CORE)
+
+
+def fashion(
+    name: str, who: str, share: Share, names: tuple[str, ...], *, rounds: int, tune: int, engine: Simulator
+) -> Benchmark:
+    """A study of Fashion-MNIST."""
     return Benchmark(
         name=name, title=f"Fashion-MNIST, {who}",
-        text=f"6,000 images at ten clients, {who}; an MLP with 100 hidden units, 50 rounds of two epochs. Every method "
-        "had five trials on a validation part of the first seed's training data.",
-        setting=lambda seed, quick: fmnist(share, seed, quick), train=SGD(lr=0.05, epochs=2, batch_size=20), rounds=50,
-        names=tuple(everyone(SGD())), tune=5, target=0.75,
+        text=f"6,000 images at ten clients, {who}; an MLP with 100 hidden units, {rounds} rounds of two epochs. Every "
+        f"method had {tune} trials on a validation part of the first seed's training data.",
+        setting=lambda seed, quick: fmnist(share, seed, quick), train=SGD(lr=0.05, epochs=2, batch_size=20),
+        rounds=rounds, names=names, more=with_classes, tune=tune, target=0.75, engine=engine,
     )  # fmt: skip
+
+
+def small_cifar(seed: int, quick: bool) -> Setting:
+    """2,000 images of CIFAR-10 at five clients, two shards of sorted labels each; LeNet-5, for two cores."""
+    data = load("cifar10")
+    train, test = about(data.train, 200 if quick else 2000), about(data.test, 200 if quick else 2000)
+    module = seeded(seed, lambda: lenet5(train.x.shape[1:], 10))
+    return Setting(Classification(module), partition.shards(train, 5, shards_per_client=2, seed=seed), test)
 
 
 def dirichlet(data: Dataset, seed: int) -> Federation:
@@ -159,4 +188,15 @@ def one_or_two(data: Dataset, seed: int) -> Federation:
 
 SKEWED = label_skew("fednp-fmnist", "labels by Dirichlet 0.1", dirichlet)
 SHARDS = label_skew("fednp-fmnist-labels", "one or two labels a client", one_or_two)
-RECIPES = (SKEWED.recipe(3), SHARDS.recipe(3))
+LATENT_SHARDS = latent("fednp-latent", "one or two labels a client", one_or_two)
+LATENT_SKEWED = latent("fednp-latent-dirichlet", "labels by Dirichlet 0.1", dirichlet)
+LATENT_CIFAR = Benchmark(
+    name="fednp-latent-cifar10", title="A small part of CIFAR-10, two shards of labels a client",
+    text="2,000 images at five clients with two shards of sorted labels each, 2,000 test images; LeNet-5, 20 rounds "
+    "of two epochs. Every method had two trials on a validation part of the first seed's training data.",
+    setting=small_cifar, train=SGD(lr=0.05, epochs=2, batch_size=20), rounds=20, names=LATENT, more=with_classes,
+    tune=2, engine=ONE_CORE,
+)  # fmt: skip
+RECIPES = (
+    SKEWED.recipe(3), SHARDS.recipe(3), LATENT_SHARDS.recipe(5), LATENT_SKEWED.recipe(5), LATENT_CIFAR.recipe(3),
+)  # fmt: skip

@@ -210,8 +210,17 @@ def test_a_site_that_sends_no_scores_holds_nothing_out_as_far_as_the_server_know
     assert [(one.held_out, one.calibration) for one in found] == [(0, 0), (len(data.test), len(data.test))]
 
 
-def test_an_update_with_class_counts_does_not_leave(world):
-    run = world('class_counts = "summed"', cs.algorithms.Ensemble(TRAIN, by_class=True)).serve(1)
+@pytest.mark.parametrize(
+    "method",
+    [
+        cs.algorithms.Ensemble(TRAIN, by_class=True),
+        cs.algorithms.FedCGS(plug_in=True),
+        cs.algorithms.FedNPClasses(TRAIN),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_an_update_with_class_counts_does_not_leave(world, method):
+    run = world('class_counts = "summed"', method).serve(1)
     assert 'its policy has class_counts = "summed"' in refused(run)[BASEL]
 
 
