@@ -39,9 +39,9 @@ class Benchmark:
     With `tempered`, a temperature of the posterior is fitted on every second test example and scored on the others.
     `mixed` shuffles the local epochs of FedAvg and FedProx together. Methods that take a sample an epoch cannot do so.
     c = κ (s₀ + weight decay) is the precision that an example adds. `clips` limit a client's natural parameters,
-    for FedEP only, and `stateful_laplace_epochs` are its Laplace epochs, if they differ. `natural` is the server's
-    optimiser for natural parameters; None is `server`. `window` is the length of the running mean in "best", for each
-    of `metrics`; `target` is a value of the first."""
+    for FedEP only, and `stateful_laplace_epochs` are its Laplace epochs of augmented inputs, if they differ. `natural`
+    is the server's optimiser for natural parameters; None is `server`. `window` is the length of the running mean in
+    "best", for each of `metrics`; `target` is a value of the first."""
 
     name: str
     title: str
@@ -101,8 +101,10 @@ class Benchmark:
             case "FedPA":
                 return FedPA(self.train, server=self.server, burn_in=self.train.epochs // 2)
             case "FedEP":
-                mine = replace(self, laplace_epochs=self.stateful_laplace_epochs or self.laplace_epochs)
-                return FedEP(mine.infer(letter), server=natural, clip=self.clips.get(letter))
+                infer = self.infer(letter)
+                if isinstance(infer, Laplace) and self.stateful_laplace_epochs:
+                    infer = replace(infer, epochs=self.stateful_laplace_epochs, augmented=True)
+                return FedEP(infer, server=natural, clip=self.clips.get(letter))
             case _:
                 return FedSEP(self.infer(letter), server=natural)
 
