@@ -181,13 +181,17 @@ class Cohort:
         if self._static:  # compiled code needs one batch size: pad with copies of weight 0
             index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
         key = keys.folds(self._key, [f"{purpose} {step}" for step in range(steps)])
+        if self.federation.data.by_index:
+            index = index.cpu()
+        columns = [slice(step * size, (step + 1) * size) for step in range(steps)]
+        active = [int((self._sizes > step * size).sum()) for step in range(steps)]
+        held = self.federation.data.batches(index[:k, own] for k, own in zip(active, columns, strict=True))
         for step in range(steps):
             if self._steps_left is not None:
                 if self._steps_left <= 0 and step >= least:
                     return
                 self._steps_left -= 1
-            k = int((self._sizes > step * size).sum())
-            columns = slice(step * size, (step + 1) * size)
-            w, own = weight[:k, columns], key[:k, step]
-            x, y = take(self.federation.data, index[:k, columns], own, change, self.dtype, self._width)
+            k, (data, chosen) = active[step], next(held)
+            w, own = weight[:k, columns[step]], key[:k, step]
+            x, y = take(data, chosen, own, change, self.dtype, self._width)
             yield k, Batch(x, y, w, own)

@@ -244,7 +244,7 @@ class Simulation(Session):
             dtype=self.task.dtype,
             static=self.task.execution.compiled,
             augment=self.task.augment,
-            take=self.task.once(take),
+            take=take if self.federation.data.by_index else self.task.once(take),
             limit=limit,
         )
 
