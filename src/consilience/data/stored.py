@@ -205,7 +205,7 @@ def _of_file(path: Path, column: str | Sequence[str] | None) -> Stored:
     if kind == ".parquet":
         raise DataError(
             f"{path}: a Parquet file has no rows by index, because it is compressed in groups of rows: write it once "
-            "as an Arrow file, batch by batch, as the page Large data shows"
+            "as an Arrow file, batch by batch, as docs/large-data.md shows"
         )
     if kind not in (".npy", ".arrow", ".feather"):
         raise DataError(f"{path}: a .npy, .arrow or .feather file is expected; numpy.memmap opens a raw file")
