@@ -5,8 +5,8 @@
 
 Clients of 1,000 examples, 20 of them a round, batches of 20, one local epoch. `memory` is a tensor, `map` the .npy file
 read by index, `cold` the same after the kernel has dropped the file from its cache before every round, and `arrow` the
-same rows as an Arrow file with record batches of 10,000 rows. Peak memory is that of a process that learns from the map
-alone, split into its own memory and pages of the file.
+same rows as an Arrow file with record batches of 10,000 rows. Peak memory is that of a process without workers that
+learns from the map alone; its own memory and mapped pages of the file are the largest after a round.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def write_arrow(path, rows):
             writer.write_batch(pa.record_batch([part], names=["pixels"]))
 
 
-def learn(x, rounds, model, callback=None):
+def learn(x, rounds, model, callback=None, workers=2):
     labels = torch.randint(10, (len(x),), generator=torch.Generator().manual_seed(0))
     data = cs.Dataset(x, labels, scale=torch.tensor(1 / 255), name="noise")
     federation = cs.partition.iid(data, max(COHORT, len(x) // EACH))
     torch.manual_seed(0)
     method, task = cs.FedAvg(cs.SGD(lr=0.01, batch_size=20)), cs.Classification(MODELS[model]())
-    engine = cs.Simulator(device="cpu", chunk=10, workers=2, threads=1)
+    engine = cs.Simulator(device="cpu", chunk=10, workers=workers, threads=1)
     options = {"engine": engine, "progress": False, "callbacks": [callback] if callback else []}
     return cs.fit(method, task, federation, rounds=rounds, cohort=COHORT, **options)
 
@@ -67,17 +67,29 @@ def forget(path):
 
 
 def peak(path):
-    """The peak memory of this process, and the largest shares of it that were its own and the file's, in MiB."""
+    """The peak memory of this process, and after a round its own and that of mapped pages of the file, in MiB. Workers
+    have pages of their own, so there are none here."""
     found = {"own": 0.0, "file": 0.0}
 
     def watch(run, line):
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        for name, field in (("own", "RssAnon"), ("file", "RssFile")):
-            found[name] = max(found[name], int(status[field].split()[0]) / 1024)
+        found["own"] = max(found["own"], status("RssAnon"))
+        found["file"] = max(found["file"], resident(path))
 
-    learn(cs.Rows(path), 10, "logistic", watch)
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {"peak": int(status["VmHWM"].split()[0]) / 1024, **found}
+    learn(cs.Rows(path), 10, "logistic", watch, workers=1)
+    return {"peak": status("VmHWM"), **found}
+
+
+def status(field):
+    """A number of /proc/self/status, in MiB."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[field].split()[0]) / 1024
+
+
+def resident(path):
+    """Pages of a file that are mapped into this process, in MiB."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.endswith(str(path))]
+    return sum(int(line.split()[1]) / 1024 for at in starts for line in lines[at : at + 6] if line.startswith("Rss:"))
 
 
 def main():

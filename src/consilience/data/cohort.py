@@ -84,7 +84,7 @@ class Cohort:
         if bool((self._sizes.diff() > 0).any()):
             raise ConsilienceError("a cohort's clients must be sorted by their number of examples, most first")
         # Compiled code needs one batch size in all rounds: that of the largest part, the first of the largest client.
-        self._largest = -(-int(federation.sizes.max()) // federation.steps) if self._static else int(self._sizes[0])
+        self._largest = -(-federation.largest // federation.steps) if self._static else int(self._sizes[0])
         self._offsets, self._n, self._key = (t.to(self.device, non_blocking=True) for t in (offsets, self._sizes, key))
         self.n = self._n.to(self.dtype).unsqueeze(1)
 

@@ -25,6 +25,7 @@ from consilience.tasks.task import Task
 Fresh = Callable[[Tensor], Tree]
 DEVICE_SHARE = 0.4  # of a GPU's free memory that client states may take
 WRITERS = 4  # threads that write files of states
+_FILE = re.compile(r"(\d+)-(\d+)\.safetensors")
 
 
 def fresh_states(
@@ -163,6 +164,7 @@ class OnDisk(States):
         self._unwritten: set[int] = set()
         private_folder(folder)
         self._kept: deque[Tensor] = deque([self._stored()] * keep, maxlen=keep)  # those of a stage before
+        self._left: list[tuple[int, int]] | None = None  # files that were replaced since; None if only the folder knows
 
     def _about(self, client: int) -> dict[str, str]:
         return {"run": self._run, "client": str(client), "round": str(self._round[client])}
@@ -186,6 +188,7 @@ class OnDisk(States):
             ) from error
 
     def _write(self, client: int, state: Tree, round: int) -> None:
+        self._replaced(client)
         self._round[client] = round
         self._unwritten.add(client)
         self._held.pop(client, None)
@@ -204,14 +207,21 @@ class OnDisk(States):
                 write_atomically(self._path(client, self._round[client]), sealed, private=True)
             self._unwritten.remove(client)
 
+    def _replaced(self, client: int) -> None:
+        """Note that a client's present file will not be needed by later checkpoints."""
+        if self._left is not None and client in self._round:
+            self._left.append((client, self._round[client]))
+
     def remove(self, client: int) -> None:
+        self._replaced(client)
         self._round.pop(client, None)
         self._held.pop(client, None)
         self._unwritten.discard(client)
 
     def _map(self) -> Tensor:
         """The clients that have a state, and the state's round, [clients, 2]."""
-        return torch.tensor(sorted(self._round.items()), dtype=torch.int64).view(-1, 2)
+        found = torch.tensor([[*self._round], [*self._round.values()]], dtype=torch.int64).T
+        return found[found[:, 0].argsort()]
 
     def snapshot(self) -> Tree:
         """The map, after all its states are written."""
@@ -223,7 +233,7 @@ class OnDisk(States):
         if not isinstance(saved, Tensor | None):
             raise CheckpointError("the run keeps the client states in memory: give the same state_memory")
         self._round = {} if saved is None else dict(saved.tolist())
-        self._held, self._unwritten = {}, set()
+        self._held, self._unwritten, self._left = {}, set(), None
         if saved is not None:  # earlier checkpoints may name any earlier file
             stored = self._stored()
             earlier = stored[stored[:, 1] <= max(self._round.values(), default=0)]
@@ -231,16 +241,31 @@ class OnDisk(States):
 
     def _stored(self) -> Tensor:
         """The clients and rounds of all files, [files, 2]."""
-        found = (re.fullmatch(r"(\d+)-(\d+)\.safetensors", name) for name in os.listdir(self._folder))
+        found = (_FILE.fullmatch(name) for name in os.listdir(self._folder))
         return torch.tensor([(int(name[1]), int(name[2])) for name in found if name], dtype=torch.int64).view(-1, 2)
 
     def forget(self, saved: Tree, spared: Sequence[Tree] = ()) -> None:
-        """Delete files that neither the kept checkpoints nor the present states name."""
+        """Delete files that neither the kept checkpoints nor the present states name. After the first time only files
+        that were replaced since are looked at, so that the cost does not grow with the number of clients' files."""
         self._kept.append(saved)
-        wanted = {self._path(*pair).name for kept in (*self._kept, *spared, self._map()) for pair in kept.tolist()}
-        for entry in os.scandir(self._folder):
-            if entry.name not in wanted:
-                os.unlink(entry.path)
+        if self._left is None:
+            self._left = [(client, round) for client, round in self._stored().tolist()]
+            for entry in os.scandir(self._folder):
+                if not _FILE.fullmatch(entry.name):
+                    os.unlink(entry.path)
+        found = torch.tensor(self._left, dtype=torch.int64).view(-1, 2)
+        present = torch.tensor([self._round.get(client) == round for client, round in self._left], dtype=torch.bool)
+        named = torch.zeros_like(present)
+        for kept in (*self._kept, *spared):
+            named |= torch.isin(_joint(found), _joint(kept))
+        for client, round in found[~(named | present)].tolist():
+            self._path(client, round).unlink(missing_ok=True)
+        self._left = [(client, round) for client, round in found[named & ~present].tolist()]
+
+
+def _joint(pairs: Tensor) -> Tensor:
+    """Clients and rounds [N, 2] as one number each."""
+    return (pairs[:, 0] << 32) + pairs[:, 1]
 
 
 def place_states(
