@@ -20,7 +20,7 @@ import consilience as cs
 from consilience.config import read_config
 from consilience.core.errors import ConfigError
 from consilience.core.records import leaves
-from consilience.engines.distributed import fingerprint
+from consilience.engines.together import fingerprint
 from support import ranks
 from support.kill import PATIENCE, ended, forked, rounds_done, until
 from support.once import once
