@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from consilience.core.errors import DataError
-from consilience.data.stored import Asked, Chosen, Chunks, Mapped, Multiplied, Stored, stored_rows
+from consilience.data.opening import stored_rows
+from consilience.data.stored import Asked, Chosen, Chunks, Mapped, Multiplied, Stored
 
 SAMPLED = 256  # rows that stand for all of them in a checksum
 

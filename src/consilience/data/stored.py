@@ -4,11 +4,9 @@ import mmap
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from PIL.Image import Image
 from torch import Tensor
@@ -18,8 +16,10 @@ from consilience.data.columns import column_input
 from consilience.data.ragged import Ragged
 from consilience.data.tensors import to_tensor
 
-MAPPED = 2**28  # bytes of a file that stay mapped: the kernel maps up to AROUND bytes for each row that is read
-AROUND = 2**16
+MAPPED = (
+    2**28
+)  # bytes of a file that stay mapped, at most: the kernel maps up to AROUND bytes for each row that is read
+AROUND = 2**20
 
 
 class Stored(ABC):
@@ -37,19 +37,30 @@ class Stored(ABC):
 
 class Mapped(Stored):
     """Rows of an array, whose memory is usually a file. With its `map`, pages that were read are released now and then:
-    they stay in the kernel's cache, but no longer count as memory of this process."""
+    they stay in the kernel's cache, but no longer count as memory of this process. The kernel is told that rows are
+    read at random, and which pages will be needed where they lie close together."""
 
     def __init__(self, array: np.ndarray | Tensor, what: str, map: mmap.mmap | None = None) -> None:
         self._rows = array if isinstance(array, Tensor) else _viewed(array, what)
         if not self._rows.dim():
             raise DataError(f"{what} must have a row for each example")
-        self._map, self._read = map, 0
         self.count, self.shape, self.dtype = len(self._rows), tuple(self._rows.shape[1:]), self._rows.dtype
+        self._map, self._read = map, 0
+        if map is not None:
+            map.madvise(mmap.MADV_RANDOM)
+            self._offset = self._rows.data_ptr() - np.frombuffer(map, np.uint8).ctypes.data
 
     def read(self, index: Tensor) -> Tensor:
+        if self._map is None or not len(index):
+            return self._rows.index_select(0, index)
+        low, high, step = int(index.min()), int(index.max()) + 1, self._rows.stride(0) * self._rows.itemsize
+        if high - low < 4 * len(index) and step > 0:
+            start = self._offset + low * step
+            start -= start % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, start, min(len(self._map), self._offset + high * step) - start)
         found = self._rows.index_select(0, index)
-        self._read += len(index) * (AROUND + self._rows[:1].nbytes) if self._map is not None else 0
-        if self._map is not None and self._read > MAPPED:
+        self._read += len(index) * (AROUND + self._rows[:1].nbytes)
+        if self._read > MAPPED:
             self._map.madvise(mmap.MADV_DONTNEED)
             self._read = 0
         return found
@@ -65,7 +76,7 @@ class Asked(Stored):
             raise DataError(f"a {type(source).__name__} has no rows by index: it needs a length and source[[0, 5]]")
         names = [column] if isinstance(column, str) else list(column or ())
         if names and hasattr(source, "select_columns"):  # of Hugging Face: other columns need not be decoded
-            _check_columns(names, source.column_names)
+            check_columns(names, source.column_names)
             source = source.select_columns(names)
         self._source, self._column = source, column
         self._what = f"rows of a {type(source).__name__}"
@@ -185,105 +196,6 @@ def file_map(value: Any) -> tuple[bool, mmap.mmap | None]:
     return False, None
 
 
-def stored_rows(source: Any, column: str | Sequence[str] | None) -> Stored:
-    """The rows of a memory map, an Arrow table or column, a file of either, or an object with rows by index."""
-    if isinstance(source, str | Path):
-        return _of_file(Path(source), column)
-    if isinstance(source, pa.Table):
-        return _of_table(source, column, None)
-    if isinstance(source, np.ndarray | Tensor | pa.Array | pa.ChunkedArray) and column is not None:
-        raise DataError(f"a {type(source).__name__} has no columns: leave column out")
-    if isinstance(source, pa.Array | pa.ChunkedArray):
-        return Chunks(_of_chunks(source, "an Arrow column", None))
-    if isinstance(source, np.ndarray | Tensor):
-        return Mapped(source, "rows", file_map(source)[1])
-    return Asked(source, column)
-
-
-def _of_file(path: Path, column: str | Sequence[str] | None) -> Stored:
-    kind = path.suffix.lower()
-    if kind == ".parquet":
-        raise DataError(
-            f"{path}: a Parquet file has no rows by index, because it is compressed in groups of rows: write it once "
-            "as an Arrow file, batch by batch, as docs/large-data.md shows"
-        )
-    if kind not in (".npy", ".arrow", ".feather"):
-        raise DataError(f"{path}: a .npy, .arrow or .feather file is expected; numpy.memmap opens a raw file")
-    try:
-        if kind == ".npy":
-            return stored_rows(np.load(path, mmap_mode="r"), column)
-        with path.open("rb") as file:
-            held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return _of_table(_arrow_table(held, path), column, held)
-    except (OSError, ValueError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _arrow_table(held: mmap.mmap, path: Path) -> pa.Table:
-    """The table of an Arrow file or stream, whose buffers must lie in the map."""
-    whole = pa.py_buffer(held)
-    try:
-        table = pa.ipc.open_file(pa.BufferReader(whole)).read_all()
-    except pa.ArrowInvalid:
-        table = pa.ipc.open_stream(pa.BufferReader(whole)).read_all()
-    buffers = [buffer for column in table.columns for chunk in column.chunks for buffer in chunk.buffers()]
-    if any(b is not None and b.size and not 0 <= b.address - whole.address < whole.size for b in buffers):
-        raise DataError(
-            f"{path} is compressed, so that its rows cannot be read by index: write it with compression='uncompressed'"
-        )
-    return table
-
-
-def _of_table(table: pa.Table, column: str | Sequence[str] | None, held: mmap.mmap | None) -> Stored:
-    if column is None:
-        raise DataError(f"say which column to read, such as column={table.column_names[0]!r}, or a list of columns")
-    names = [column] if isinstance(column, str) else list(column)
-    _check_columns(names, table.column_names)
-    parts = [_of_chunks(table[name], f"column {name!r}", held) for name in names]
-    return Chunks(parts[0]) if isinstance(column, str) else Joined(parts)
-
-
-def _check_columns(names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise DataError(f"there is no column {name!r}; {nearest(name, known)}")
-
-
-def _of_chunks(column: pa.Array | pa.ChunkedArray, what: str, held: mmap.mmap | None) -> list[Stored]:
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    found: list[Stored] = [Mapped(_array(chunk, what), what, held) for chunk in chunks if len(chunk)]
-    if not found:
-        raise DataError(f"{what} has no rows")
-    return found
-
-
-def _array(chunk: Any, what: str) -> np.ndarray:
-    """The memory of an Arrow array as a NumPy array of the same numbers."""
-    if isinstance(chunk, pa.ExtensionArray):
-        return _array(chunk.storage, what)
-    if chunk.null_count:
-        raise DataError(f"{what} has missing values: fill them in or drop the rows first")
-    kind, count = chunk.type, len(chunk)
-    if pa.types.is_fixed_size_binary(kind):
-        values = np.frombuffer(chunk.buffers()[1], np.uint8)[chunk.offset * kind.byte_width :]
-        return values[: count * kind.byte_width].reshape(count, kind.byte_width)
-    if pa.types.is_fixed_size_list(kind):
-        values = _array(chunk.flatten(), what)
-        return values.reshape(count, kind.list_size, *values.shape[1:])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        sizes = np.unique(np.diff(chunk.offsets.to_numpy()))
-        if len(sizes) > 1:
-            raise DataError(
-                f"{what} has lists of different lengths: rows by index have one shape; hold them in a Ragged, in "
-                "memory, or pad them"
-            )
-        values = _array(chunk.flatten(), what)
-        return values.reshape(count, int(sizes[0]), *values.shape[1:])
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise DataError(f"{what} holds values of Arrow's type {kind}: rows by index are numbers, or lists of numbers")
-    return chunk.to_numpy(zero_copy_only=True)
-
-
 def _viewed(array: np.ndarray, what: str) -> Tensor:
     """A tensor on the memory of an array, which nobody writes to."""
     try:
@@ -295,3 +207,10 @@ def _viewed(array: np.ndarray, what: str) -> Tensor:
             f"{what} of type {array.dtype} cannot be read by index ({str(error).split('. ')[0]}): store numbers of "
             "this machine's byte order, with rows in increasing order"
         ) from error
+
+
+def check_columns(names: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse names of columns that there are not."""
+    for name in names:
+        if name not in known:
+            raise DataError(f"there is no column {name!r}; {nearest(name, known)}")
