@@ -103,4 +103,5 @@ def _array(chunk: Any, what: str) -> np.ndarray:
         return values.reshape(count, int(sizes[0]), *values.shape[1:])
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise DataError(f"{what} holds values of Arrow's type {kind}: rows by index are numbers, or lists of numbers")
-    return chunk.to_numpy(zero_copy_only=True)
+    found: np.ndarray = chunk.to_numpy(zero_copy_only=True)
+    return found

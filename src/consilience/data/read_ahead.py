@@ -17,7 +17,7 @@ def read_ahead(read: Callable[[T], R], items: Iterable[T], device: torch.device)
     """`read` of every item, in their order. If `device` is a GPU, copies to it are made in a stream of their own, so
     that they run beside the caller's kernels."""
     on_gpu = device.type == "cuda"
-    stream = torch.cuda.Stream(device) if on_gpu else None
+    stream: Any = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def work(item: T) -> tuple[R, Any]:
         with torch.cuda.stream(stream) if on_gpu else nullcontext():

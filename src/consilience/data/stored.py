@@ -89,7 +89,7 @@ class Asked(Stored):
         self.shape, self.dtype = tuple(row.shape[1:]), row.dtype
 
     def read(self, index: Tensor) -> Tensor:
-        wanted, place = index.unique(return_inverse=True)  # some sources take indices in increasing order only
+        wanted, place = torch.unique(index, return_inverse=True)  # some sources take indices in increasing order only
         found = self._tensor(self._cells(wanted.tolist()))
         if (len(found), found.shape[1:], found.dtype) != (len(wanted), self.shape, self.dtype):
             raise DataError(
@@ -166,7 +166,9 @@ class Chunks(Stored):
         if len(forms) != 1:
             found = " and ".join(sorted(f"{list(shape)} {dtype}" for shape, dtype in forms)) or "none"
             raise DataError(f"the parts of rows by index must have one shape and type, found {found}")
-        self.parts = [own for part in parts for own in (part.parts if isinstance(part, Chunks) else [part])]
+        self.parts: list[Stored] = [
+            own for part in parts for own in (part.parts if isinstance(part, Chunks) else [part])
+        ]
         self._starts = torch.tensor([0] + [part.count for part in self.parts]).cumsum(0)
         ((self.shape, self.dtype),) = forms
         self.count = int(self._starts[-1])

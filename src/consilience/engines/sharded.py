@@ -156,8 +156,10 @@ class Sharded(States):
             return self._local
         if isinstance(self._local, OnDisk):
             return self._local.of_all(self._map())
+        assert isinstance(self._local, InMemory)
         whole, taken = InMemory(self._fresh, self.device), self._peers.told(self._local.clients())
-        for piece in torch.tensor(sorted(client for some in taken for client in some), dtype=torch.int64).split(PIECE):
+        clients = torch.tensor(sorted(client for some in taken for client in some), dtype=torch.int64)
+        for piece in torch.split(clients, PIECE):
             whole.commit(piece, self._gathered(piece), 0)
         return whole
 
