@@ -108,7 +108,8 @@ class Together(Peers):
 
     def led(self, work: Callable[[], T]) -> T:
         if not self.leads:
-            return self._follow()
+            followed: T = self._follow()
+            return followed
         done: list[T] = []
         failure = None
         self.leading = True
