@@ -43,7 +43,7 @@ from consilience.algorithms import (
 )  # fmt: skip
 from consilience.core import ConsilienceError, Gaussian, Point, Weighted, record
 from consilience.core.version import __version__
-from consilience.data import Data, Dataset, Federation, Ragged, load, partition
+from consilience.data import Data, Dataset, Federation, Ragged, Rows, load, partition
 from consilience.engines import Distributed, Simulator
 from consilience.evaluation import evaluate
 from consilience.metrics import Metric
@@ -107,6 +107,7 @@ __all__ = [
     "Ragged",
     "Regression",
     "Robust",
+    "Rows",
     "Simulator",
     "Supervised",
     "Switch",

@@ -12,6 +12,8 @@ from torch import nn
 
 import consilience as cs
 from consilience.core.records import tree_map
+from consilience.engines import InMemory
+from consilience.engines.sharded import Sharded
 
 SIZES = (40, 33, 21, 20, 7, 3, 1)
 TRAIN = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=8, weight_decay=0.01)
@@ -119,6 +121,31 @@ def everything(run):
     return run.server, *(run.states.gather(torch.tensor([c])) for c in range(len(run.federation)))
 
 
+def watch_states(found):
+    """Note which clients' states this rank holds at the end of each run, before it completes them."""
+    complete = Sharded.complete
+
+    def noted(states):
+        held = states.local
+        found.append(sorted(held.clients() if isinstance(held, InMemory) else held.snapshot()[:, 0].tolist()))
+        return complete(states)
+
+    Sharded.complete = noted
+
+
+def study(engine, out, compare):
+    """A comparison of tuned methods, one of which diverges as soon as it is tuned, and the tuning alone."""
+    methods = [cs.FedAvg(LOCAL), cs.FedEP(cs.inference.Identity(LOCAL)), cs.SCAFFOLD(LOCAL)]
+    train, test = federation().split(0.3)
+    setting = cs.studies.Setting(task(), train, test)
+    same = {"rounds": 2, "engine": engine, "progress": False, "out": out}
+    if compare:
+        found = cs.compare(methods, setting, seeds=2, tune=2, **same)
+        return {**found.content(), "seconds": 0}
+    labelled = {"FedAvg": cs.FedAvg(LOCAL), "sick": Sick(sick=tuple(range(7)))}
+    return cs.tune(labelled, setting, trials=2, **same).tuning
+
+
 def refusal(call):
     try:
         call()
@@ -131,12 +158,16 @@ def main(out: Path) -> None:
     engine = cs.Distributed(device="cpu", chunk=2, precision="float64", timeout=60)
     rank = 0 if engine.leads else 1
     heard: list[int] = []
+    held: list[list[int]] = []
+    watch_states(held)
     for name, case in CASES.items():
         run = learn(case, engine, callbacks=[lambda run, line: heard.append(line["round"])])
         KEPT.append(run)
         lines = [{**line, "seconds": 0} for line in run.history]
         (out / f"{name}.{rank}.txt").write_text(f"{json.dumps(lines)}\n{len(heard)}")
         (out / f"{name}.{rank}.safetensors").write_bytes(cs.core.pack(everything(run)))
+        (out / f"{name}.{rank}.held").write_text(json.dumps(held[-1] if held else []))
+        held.clear()
     ep = CASES["FedEP"]
     for name, memory in (("run", 8 << 30), ("files", 0)):
         options = {"out": cs.runs.Storage(out / name, checkpoint_every=2, state_memory=memory)}
@@ -146,6 +177,9 @@ def main(out: Path) -> None:
     secret = learn(Case(cs.Private(cs.FedAvg(TRAIN))), engine)
     (out / f"secret.{rank}.safetensors").write_bytes(cs.core.pack(secret.server))
     (out / f"plan.{rank}.txt").write_text(str(learn(CASES["FedAvg"], cs.Distributed(device="cpu")).plan))
+    for name, compare in (("compared", True), ("tuned", False)):
+        found = study(engine, out / name, compare)
+        (out / f"{name}.{rank}.json").write_text(json.dumps(found))
     said = [
         refusal(lambda: learn(ep, engine, out=out / "run")),
         refusal(lambda: learn(Case(Broken()), engine, cohort=None)),
@@ -157,5 +191,13 @@ def main(out: Path) -> None:
     (out / f"said.{rank}.txt").write_text("\n".join(said))
 
 
+def go_on(out: Path) -> None:
+    """Resume the run that two ranks began with as many ranks as there are."""
+    engine = cs.Distributed(device="cpu", chunk=2, precision="float64", timeout=60)
+    run = learn(CASES["FedEP"], engine, rounds=7, resume=True, out=cs.runs.Storage(out, checkpoint_every=2))
+    if engine.leads:
+        (out / "resumed.safetensors").write_bytes(cs.core.pack(everything(run)))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (go_on if sys.argv[2:] else main)(Path(sys.argv[1]))

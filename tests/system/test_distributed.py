@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import consilience as cs
 from consilience.config import read_config
 from consilience.core.errors import ConfigError
 from consilience.core.records import leaves
-from consilience.engines.distributed import fingerprint
+from consilience.engines.together import Together, fingerprint
 from support import ranks
 from support.kill import PATIENCE, ended, forked, rounds_done, until
 from support.once import once
@@ -245,10 +246,66 @@ def test_a_config_names_the_engine(tmp_path):
         read_config(path, ["engine.name=Distributed", "engine.workers=2"]).engine()
 
 
-def test_many_runs_are_for_the_simulator():
-    setting = cs.studies.Setting(ranks.task(), ranks.federation(), ranks.federation())
-    with pytest.raises(ConfigError, match="Distributed is for one"):
-        cs.compare([cs.FedAvg()], setting, rounds=1, engine=cs.Distributed(device="cpu"))
+@pytest.mark.parametrize("name", ["FedEP", "MOON", "early stopping"])
+def test_a_rank_holds_the_states_of_its_own_clients_alone(name, out):
+    mine, theirs = (json.loads((out / f"{name}.{rank}.held").read_text()) for rank in (0, 1))
+    assert mine
+    assert {client % 2 for client in mine} == {0}
+    assert {client % 2 for client in theirs} == {1}
+
+
+def test_three_ranks_go_on_with_the_run_of_two(out, tmp_path):
+    folder = shutil.copytree(out / "files", tmp_path / "run")
+    torchrun = [*TORCHRUN[:-1], "3"]
+    with started(*torchrun, HERE.parent / "support" / "ranks.py", folder, "resume") as process:
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    whole = ranks.learn(ranks.CASES["FedEP"], SIMULATOR, rounds=7)
+    assert_close(cs.core.unpack((folder / "resumed.safetensors").read_bytes()), ranks.everything(whole))
+    rounds = {int(path.stem.partition("-")[2]) for path in (folder / "states").iterdir()}
+    assert max(rounds) == 7
+
+
+def test_clients_are_dealt_to_their_own_rank_where_balance_allows():
+    three = object.__new__(Together)
+    three.rank, three.size = 0, 3
+    made = torch.Generator().manual_seed(0)
+    for count in (1, 2, 7, 60):
+        ids = torch.randperm(1000, generator=made)[:count]
+        sizes = torch.randint(1, 50, (count,), generator=made).sort(descending=True).values
+        hands = three.deal(ids, sizes)
+        assert torch.cat(hands).sort().values.tolist() == list(range(count))
+        assert all(hand.tolist() == sorted(hand.tolist()) for hand in hands)
+        loads = [int(sizes[hand].sum()) for hand in hands]
+        assert max(loads) <= -(-int(sizes.sum()) // 3) + int(sizes.max())
+    home = sum(int((ids[hand] % 3 == rank).sum()) for rank, hand in enumerate(hands))
+    assert home > 40
+    alike = three.deal(torch.arange(12), torch.ones(12, dtype=torch.int64))
+    assert [hand.tolist() for hand in alike] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+
+
+def study(out, name, rank):
+    return json.loads((out / f"{name}.{rank}.json").read_text())
+
+
+def test_a_comparison_of_two_ranks_is_that_of_the_simulator(out, tmp_path):
+    mine, theirs = study(out, "compared", 0), study(out, "compared", 1)
+    assert mine == theirs
+    alone = ranks.study(SIMULATOR, tmp_path / "compared", True)
+    assert [row["method"] for row in mine["rows"]] == [row["method"] for row in alone["rows"]]
+    for got, wanted in zip(mine["rows"], alone["rows"], strict=True):
+        assert got["metric"] == "seconds" or got["mean"] == pytest.approx(wanted["mean"], rel=1e-6), got
+    assert [entry["chosen"] for entry in mine["tuning"]] == [entry["chosen"] for entry in alone["tuning"]]
+    stored = cs.load_run(out / "compared" / "SCAFFOLD" / "seed-1")
+    assert stored.config["engine"].startswith("distributed over 2 ranks")
+    assert (out / "compared" / "comparison.json").exists()
+
+
+def test_trials_that_diverge_are_noted_once_and_by_all_ranks(out, tmp_path):
+    mine, theirs = study(out, "tuned", 0), study(out, "tuned", 1)
+    assert mine == theirs == ranks.study(SIMULATOR, tmp_path / "tuned", False)
+    assert [trial["score"] for trial in mine[1]["all"]] == [None] * len(mine[1]["all"])
+    assert (out / "tuned" / "tuning" / "sick" / "trial-0" / "diverged.txt").exists()
 
 
 def test_a_fingerprint_tells_any_bit():

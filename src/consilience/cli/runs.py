@@ -161,7 +161,8 @@ def compare(
     section = loaded.config.run
     directory = out or Path(f"{section.out or f'runs/{config.stem}'}-compare")  # a run may lie at run.out itself
     methods, count = loaded.methods(), seeds or loaded.config.compare.seeds
-    command = ["consilience", "compare", str(config), *set_options(set_)]
+    engine = loaded.engine()
+    command = [*_launcher(engine), "consilience", "compare", str(config), *set_options(set_)]
     for option, value in (("algorithms", algorithms), ("seeds", seeds), ("tune", tune), ("target", target)):
         command += [f"--{option}", str(value)] if value is not None else []
     with resumable([*command, "--out", str(directory), "--resume"]):
@@ -177,10 +178,12 @@ def compare(
             resume=resume,
             rounds=section.rounds,
             cohort=section.cohort,
-            engine=loaded.engine(),
+            engine=engine,
             outside=loaded.outside(),
             **section.scoring,
         )
+    if not engine.leads:
+        return
     result.print()
     print_report(directory, [entry["directory"] for entry in result.runs])
 

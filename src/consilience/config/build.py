@@ -19,7 +19,7 @@ from consilience.config.schema import AlgorithmSection, Config, Deployment, Lear
 from consilience.config.tasks import CATEGORICAL, NUMBERS, build_task
 from consilience.core.checks import convert, hints_of
 from consilience.core.errors import ConfigError, nearest
-from consilience.data import DATASETS, Data, Dataset, Federation, Ragged, load, loader_options, partition
+from consilience.data import DATASETS, Data, Dataset, Federation, Ragged, Rows, load, loader_options, partition
 from consilience.data.tables import Preparation
 from consilience.data.trees import form
 from consilience.engines import Distributed, Simulator
@@ -195,10 +195,10 @@ class LoadedDeployment(Loaded):
 def shape_of(data: Dataset) -> tuple[list[int], int]:
     """The shape of one example, empty unless x is one entry, and the number of outputs of a model for these data."""
     labels = data.labels
-    if labels is None and not isinstance(data.y, Tensor) and not data.classes:
+    if labels is None and not isinstance(data.y, Tensor | Rows) and not data.classes:
         raise ConfigError(f"{data.name}: the number of outputs for targets {form(data.y)} is not known: pass classes")
     outputs = len(data.classes) or (data.y.shape[-1] if labels is None else int(labels.max()) + 1)
-    return list(data.x.shape[1:]) if isinstance(data.x, Tensor | Ragged) else [], outputs
+    return list(data.x.shape[1:]) if isinstance(data.x, Tensor | Ragged | Rows) else [], outputs
 
 
 def _method(component: Component, shared: Mapping[str, Any] | None = None) -> Method:

@@ -16,9 +16,10 @@ from consilience.data.loaders import (
     speech_parquet,
 )
 from consilience.data.ragged import Ragged
+from consilience.data.rows import Rows
 
 __all__ = [
     "DATASETS", "HEART_FEATURES", "Batch", "Cohort", "Compose", "Crop", "Data", "Dataset", "Federation", "Flip", "Info",
-    "Ragged", "SpecAugment", "Standardize", "augment", "heart_disease", "image_parquet", "load", "loader_options",
-    "partition", "speech_parquet",
+    "Ragged", "Rows", "SpecAugment", "Standardize", "augment", "heart_disease", "image_parquet", "load",
+    "loader_options", "partition", "speech_parquet",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from consilience.core import Count, DataError, Fraction, Size, check_types, keys
 from consilience.data.dataset import Dataset
 from consilience.data.ragged import Ragged
+from consilience.data.rows import Rows
 from consilience.data.trees import form
 
 
@@ -165,5 +166,5 @@ def check_augmentable(augmentation: Augmentation | None, data: Dataset) -> None:
             raise DataError(
                 f"{data.name}: this augmentation is for one Ragged of features [T, F] with lengths=, and x is {form(x)}"
             )
-    elif not isinstance(data.x, Tensor):
+    elif not isinstance(data.x, Tensor | Rows):
         raise DataError(f"{data.name}: augmentation is for inputs of one tensor, and x is {form(data.x)}")

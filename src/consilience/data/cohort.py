@@ -84,7 +84,7 @@ class Cohort:
         if bool((self._sizes.diff() > 0).any()):
             raise ConsilienceError("a cohort's clients must be sorted by their number of examples, most first")
         # Compiled code needs one batch size in all rounds: that of the largest part, the first of the largest client.
-        self._largest = -(-int(federation.sizes.max()) // federation.steps) if self._static else int(self._sizes[0])
+        self._largest = -(-federation.largest // federation.steps) if self._static else int(self._sizes[0])
         self._offsets, self._n, self._key = (t.to(self.device, non_blocking=True) for t in (offsets, self._sizes, key))
         self.n = self._n.to(self.dtype).unsqueeze(1)
 
@@ -193,13 +193,17 @@ class Cohort:
         if self._static:  # compiled code needs one batch size: pad with copies of weight 0
             index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
         key = keys.folds(self._key, [f"{purpose} {step}" for step in range(steps)])
+        if self.federation.data.by_index:
+            index = index.cpu()
+        columns = [slice(step * size, (step + 1) * size) for step in range(steps)]
+        active = [int((copies * self._sizes > step * size).sum()) for step in range(steps)]
+        held = self.federation.data.batches(index[:k, own] for k, own in zip(active, columns, strict=True))
         for step in range(steps):
             if self._steps_left is not None:
                 if self._steps_left <= 0 and step >= least:
                     return
                 self._steps_left -= 1
-            k = int((copies * self._sizes > step * size).sum())
-            columns = slice(step * size, (step + 1) * size)
-            w, own = weight[:k, columns], key[:k, step]
-            x, y = take(self.federation.data, index[:k, columns], own, change, self.dtype, self._width)
+            k, (data, chosen) = active[step], next(held)
+            w, own = weight[:k, columns[step]], key[:k, step]
+            x, y = take(data, chosen, own, change, self.dtype, self._width)
             yield k, Batch(x, y, w, own)

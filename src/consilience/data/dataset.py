@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, overload
 
@@ -15,6 +16,8 @@ from consilience.core.errors import DataError
 from consilience.core.records import Tree, rows, tree_map
 from consilience.core.text import plural
 from consilience.data.ragged import Ragged
+from consilience.data.read_ahead import read_ahead
+from consilience.data.rows import Rows
 from consilience.data.sources import read_source
 from consilience.data.tables.preparation import Preparation
 from consilience.data.tensors import to_ids, to_tensor
@@ -22,11 +25,13 @@ from consilience.data.trees import (
     Entry,
     Widths,
     batch_of,
+    by_index,
     check_names,
     entries,
     form,
     in_dtype,
     map_entries,
+    tensors,
     to_tree,
     widths,
 )
@@ -41,7 +46,8 @@ class Dataset:
     and shift broadcast against one example.
 
     `x` is one tensor, a tuple of tensors, or a dict of tensors, all with N rows: the arguments of the module, by
-    position or by name. Any of them may be `Ragged`, which has rows of different lengths and is padded in a batch.
+    position or by name. Any of them may be `Ragged`, which has rows of different lengths and is padded in a batch, or
+    `Rows`, which are read by index when a batch needs them. A memory map of NumPy in x is read by index too.
     `scale` and `shift` are for one tensor.
 
     `y` is [N] int64 for classes, [N, D] float for regression, [N, L] float or uint8 in {0, 1} for multi-label.
@@ -80,6 +86,7 @@ class Dataset:
         inputs: str | Sequence[str] | None = None,
         groups: Sequence[str] = (),
         name: str | None = None,
+        lazy: bool = False,
     ) -> Dataset:
         """A Dataset from a pair (x, y), a torch Dataset, a DataLoader (its data set, not its batches), a DataFrame or a
         Hugging Face data set.
@@ -91,6 +98,9 @@ class Dataset:
         as targets of whole numbers, with −100, which torch's cross-entropy ignores.
 
         An example of a torch Dataset is a pair of inputs and a target. Its inputs may be a tuple or a dict.
+
+        With `lazy`, the inputs of a Hugging Face data set or a pyarrow table stay where they are, as `Rows`; targets
+        and groups are held in memory.
         """
         if isinstance(source, DataLoader):
             source = source.dataset
@@ -98,14 +108,14 @@ class Dataset:
             return source if name is None else replace(source, name=name)
         if isinstance(source, Data):
             raise DataError("a Data has two data sets: pass its .train or its .test")
-        found = read_source(source, target, inputs, groups)
+        found = read_source(source, target, inputs, groups, lazy)
         columns = {column.name: getattr(found, column.name) for column in fields(found)}
         return cls(**columns, name=name or "data")
 
     def __post_init__(self) -> None:
         scales = {what: value for what, value in (("scale", self.scale), ("shift", self.shift)) if value is not None}
         found = {name: to_tensor(value, f"{self.name}: {name}") for name, value in scales.items()}
-        found |= {name: to_tree(getattr(self, name), f"{self.name}: ", name) for name in ("x", "y")}
+        found |= {name: to_tree(getattr(self, name), f"{self.name}: ", name, name == "x") for name in ("x", "y")}
         found["y"] = map_entries(_labels, found["y"])
         groups = {name: to_ids(column, f"{self.name}: group {name!r}") for name, column in self.groups.items()}
         names = {name: tuple(map(str, getattr(self, name))) for name in ("classes", "features")}
@@ -119,14 +129,16 @@ class Dataset:
             if len(column) != len(self):
                 raise DataError(f"{self.name}: {first} has {len(self)} rows but {what} has {len(column)}")
         for what, column in self._entries():
+            if isinstance(column, Rows):
+                continue  # they are checked when they are read
             values = column.values if isinstance(column, Ragged) else column
             if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                 raise DataError(f"{self.name}: {what} holds values that are not finite; fill or drop them first")
         for what in ("x", "y"):
             check_names(getattr(self, what), f"{self.name}: {what}")
-        if self.features and not (isinstance(self.x, Tensor) and self.x.shape[1:] == (len(self.features),)):
+        if self.features and not (isinstance(self.x, Tensor | Rows) and self.x.shape[1:] == (len(self.features),)):
             raise DataError(f"{self.name}: features has {plural(len(self.features), 'name')}, but x is {form(self.x)}")
-        if not (self.scale is None and self.shift is None) and not isinstance(self.x, Tensor):
+        if not (self.scale is None and self.shift is None) and not isinstance(self.x, Tensor | Rows):
             raise DataError(f"{self.name}: scale and shift are for x of one tensor: scale the entries of x beforehand")
         if self.classes and self.labels is not None and len(self):
             low, high, count = int(self.labels.min()), int(self.labels.max()), len(self.classes)
@@ -214,7 +226,7 @@ class Dataset:
         model trained on it. Numbers without scale and shift are model inputs already, and stay as they are."""
         known = [data for data in others if data is not None]
         other = next((data for data in known if data._scaled), known[-1])
-        raw = isinstance(self.x, Tensor) and self.x.dtype == torch.uint8 and other._scaled
+        raw = isinstance(self.x, Tensor | Rows) and self.x.dtype == torch.uint8 and other._scaled
         if not self._scaled and not raw:
             return self
         if not other._scaled:
@@ -234,8 +246,37 @@ class Dataset:
     def _scaled(self) -> bool:
         return self.scale is not None or self.shift is not None
 
+    @property
+    def by_index(self) -> bool:
+        """Whether some entries are `Rows`, which are read by index."""
+        return by_index(self.x) or by_index(self.y)
+
+    def batches(self, indices: Iterable[Tensor]) -> Iterator[tuple[Dataset, Tensor]]:
+        """For each of several indices of rows, a data set in memory and the places of these rows in it: this one, or,
+        if it is read by index, one of these rows alone, which a thread has read ahead."""
+        if not self.by_index:
+            yield from ((self, index) for index in indices)
+            return
+        on_host = (index.cpu() for index in indices)
+        for shape, held in read_ahead(lambda index: (index.shape, self._read(index.reshape(-1))), on_host, self.device):
+            if self.device.type == "cuda":  # memory of another stream, which must not be used again too early
+                for tensor in (*tensors(held.x), *tensors(held.y)):
+                    tensor.record_stream(torch.cuda.current_stream(self.device))
+            yield held, torch.arange(len(held), device=self.device).view(shape)
+
+    def _read(self, index: Tensor) -> Dataset:
+        """The rows `index` [n], in memory, where they are not checked again."""
+        at = index.to(self.device, non_blocking=True)
+        held = copy.copy(self)
+        for name in ("x", "y"):
+            tree = getattr(self, name)
+            tree = map_entries(lambda part: part.take(index) if isinstance(part, Rows) else part[at], tree)
+            object.__setattr__(held, name, tree)
+        object.__setattr__(held, "groups", {})
+        return held
+
     def to(self, device: torch.device | str) -> Dataset:
-        """The same data set with its tensors on `device`."""
+        """The same data set with its tensors on `device`. Rows by index stay where they are and are delivered there."""
         return replace(
             self._mapped(lambda column: column.to(device)),
             scale=None if self.scale is None else self.scale.to(device),
@@ -250,8 +291,10 @@ class Dataset:
 
 def _labels(y: Entry) -> Entry:
     """Labels of any integer type, or bool, in int64: one for each example, or for each place of a row."""
+    if isinstance(y, Rows) and y.dim() == 1:
+        y = y.take(torch.arange(len(y)))  # partitions and checks need all of them
     one = y.dim() == (2 if isinstance(y, Ragged) else 1)
-    return y.long() if one and not y.is_floating_point() else y
+    return y.long() if one and not y.is_floating_point() else y  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +311,11 @@ class Data:
         train, test = self.train, self.test
         if train.scale is None or train.x.dtype != torch.uint8 or train.x.dim() != 4 or not len(train):
             return self
+        if by_index(train.x):
+            raise DataError(
+                f"{train.name}: the brightest pixel of images that are read by index is not known: give scale = 2 / "
+                "brightest and shift = -1 yourself"
+            )
         scale = torch.full_like(train.scale, 2 / max(1, int(train.x.max())))
         shift = torch.full_like(scale, -1.0)
         return Data(replace(train, scale=scale, shift=shift), replace(test, scale=scale, shift=shift))

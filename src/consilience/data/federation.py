@@ -16,16 +16,15 @@ from consilience.core import DataError, keys
 from consilience.core.checks import check_type
 from consilience.core.display import clip, facts, table
 from consilience.core.errors import nearest
-from consilience.core.text import listing, plural
+from consilience.core.text import plural
+from consilience.data.alike import check_alike, joint_name
 from consilience.data.dataset import Dataset, Source
 from consilience.data.prepared import prepare_tables
 from consilience.data.tables import MINIMUM, Preparation, Roles, as_table
 from consilience.data.tensors import starts, to_ids
-from consilience.data.trees import cat, form, map_entries
+from consilience.data.trees import cat, map_entries
 
 FEW = 10  # clients, or classes, that a notebook shows as a table
-NAMED = 4  # silos whose names are the name of their joint data
-UNNAMED = "data"  # the default name of a Dataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +85,10 @@ class Federation:
             raise DataError(f"from_silos takes a dict of data sets by name, or a list, not a {type(silos).__name__}")
         names = tuple(map(str, silos)) if isinstance(silos, Mapping) else None
         parts = [Dataset.of(silo) for silo in (silos.values() if isinstance(silos, Mapping) else silos)]
-        _check_alike(dict(zip(names or map(str, range(len(parts))), parts, strict=True)))
+        check_alike(dict(zip(names or map(str, range(len(parts))), parts, strict=True)))
         x, y = (map_entries(lambda *each: cat(*each), *(getattr(part, name) for part in parts)) for name in "xy")
         note = parts[0].note if len({part.note for part in parts}) == 1 else ""
-        data = replace(parts[0], x=x, y=y, groups={}, group_names={}, name=_joint_name(parts, names), note=note)
+        data = replace(parts[0], x=x, y=y, groups={}, group_names={}, name=joint_name(parts, names), note=note)
         owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
         return cls.from_owner(data, owner, names=names, clients=len(parts), how=how)
 
@@ -154,6 +153,11 @@ class Federation:
         """Examples of each client, [clients]."""
         return self.offsets.diff()
 
+    @cached_property
+    def largest(self) -> int:
+        """Examples of the largest client."""
+        return int(self.sizes.max())
+
     @property
     def examples(self) -> int:
         """Examples of all clients together."""
@@ -187,13 +191,16 @@ class Federation:
         """The client of every example, in the order of `order`."""
         return torch.arange(len(self)).repeat_interleave(self.sizes)
 
-    def label_counts(self) -> Tensor | None:
-        """Examples of each class at each client, [clients, classes]; None without class labels."""
+    def label_counts(self, first: int | None = None) -> Tensor | None:
+        """Examples of each class at each client, or at the `first` clients, [clients, classes]; None without class
+        labels."""
         if self.data.labels is None:
             return None
-        y = self.data.labels[self.order].cpu()  # where the owners are
+        sizes = self.sizes[:first]
+        y = self.data.labels[self.order[: int(sizes.sum())]].cpu()  # where the owners are
         classes = len(self.data.classes) or int(self.data.labels.max()) + 1
-        return torch.bincount(self.owner() * classes + y, minlength=len(self) * classes).view(len(self), classes)
+        owner = torch.arange(len(sizes)).repeat_interleave(sizes)
+        return torch.bincount(owner * classes + y, minlength=len(sizes) * classes).view(len(sizes), classes)
 
     def part(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
         """(offsets, sizes) of what `clients` hold in a round: part p of n examples has n // steps + (p < n % steps)."""
@@ -265,36 +272,3 @@ class Federation:
                 f"but {len(short)} of {len(self)} have fewer, among them {who!r} with {n}"
             )
         return self
-
-
-def _joint_name(parts: Sequence[Dataset], names: tuple[str, ...] | None) -> str:
-    common = {part.name for part in parts}
-    if len(common) == 1 and common != {UNNAMED}:
-        return common.pop()
-    return listing(names) if names is not None and len(names) <= NAMED else plural(len(parts), "silo")
-
-
-def _check_alike(silos: Mapping[str, Dataset]) -> None:
-    if not silos:
-        raise DataError("from_silos needs a Dataset for each silo, got none")
-    (first, one), *others = ((name, _looks(silo)) for name, silo in silos.items())
-    for name, other in others:
-        for what in one:
-            if one[what] != other[what]:
-                this, that = clip(one[what]), clip(other[what])
-                raise DataError(
-                    f"silos {first!r} and {name!r} differ in {what}, {this} and {that}: "
-                    "bring all silos to the same before joining them"
-                )
-
-
-def _looks(silo: Dataset) -> dict[str, object]:
-    scales = {"scale": silo.scale, "shift": silo.shift}
-    return {
-        "x": form(silo.x),
-        "y": form(silo.y),
-        "classes": silo.classes,
-        "features": silo.features,
-        "preparation": silo.preparation,
-        **{what: None if value is None else value.tolist() for what, value in scales.items()},
-    }

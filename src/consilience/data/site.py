@@ -11,12 +11,12 @@ from torch import Tensor
 
 from consilience.core.errors import DataError, nearest
 from consilience.core.records import Tree
+from consilience.data.columns import pixels_of
 from consilience.data.dataset import Data, Dataset
 from consilience.data.federation import Federation
 from consilience.data.loaders.arrays import read_arrays
 from consilience.data.loaders.files import normalisation
 from consilience.data.prepared import prepared
-from consilience.data.sources import pixels_of
 from consilience.data.tables import CSV, MINIMUM, Preparation, Roles, Summary, Table, joined, read_csv, summarise
 from consilience.data.trees import form, tensors
 

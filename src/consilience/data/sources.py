@@ -1,20 +1,23 @@
 """Tensors from the forms in which users hold data: arrays, tables, torch and Hugging Face data sets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
 from consilience.core.errors import DataError, nearest
+from consilience.data.columns import column_input, column_values
 from consilience.data.ragged import Ragged
+from consilience.data.rows import Rows
+from consilience.data.stored import file_map
 from consilience.data.tensors import IGNORED, to_tensor
 
-_DEEP = ("I;16", "I;16B", "I;16L", "I", "F")  # pillow's modes of more than eight bits a pixel
 _TEXT = "OUST"  # numpy's kinds of objects and strings
 
 
@@ -31,13 +34,21 @@ class Columns:
     features: tuple[str, ...] = ()
 
 
-def read_source(source: Any, target: str | None, inputs: str | Sequence[str] | None, groups: Sequence[str]) -> Columns:
-    """Inputs and targets of a pair (x, y), a torch Dataset, a list of pairs, or an object with named columns."""
+def read_source(
+    source: Any, target: str | None, inputs: str | Sequence[str] | None, groups: Sequence[str], lazy: bool = False
+) -> Columns:
+    """Inputs and targets of a pair (x, y), a torch Dataset, a list of pairs, or an object with named columns, whose
+    inputs are read by index if `lazy`."""
     names = getattr(source, "column_names", getattr(source, "columns", None))
     if isinstance(names, Mapping):
         raise DataError(f"the data set has several splits: pass one of them, such as data[{next(iter(names))!r}]")
+    if lazy and not isinstance(source, pa.Table) and not hasattr(source, "column_names"):
+        raise DataError(
+            f"lazy is for a Hugging Face data set or a pyarrow table, not for a {type(source).__name__}: pass "
+            "Dataset(x, y) with x = cs.Rows(…), or leave lazy out"
+        )
     if names is not None:
-        return _from_table(source, list(names), target, inputs, groups)
+        return _from_table(source, list(names), target, inputs, groups, lazy)
     if target is not None or inputs is not None or groups:
         raise DataError(f"target, inputs and groups name columns, and a {type(source).__name__} has none")
     if isinstance(source, TensorDataset):
@@ -81,8 +92,9 @@ def _transposed(examples: list[Any]) -> Any:
 
 
 def _from_table(
-    source: Any, names: list[str], target: str | None, inputs: str | Sequence[str] | None, groups: Sequence[str]
-) -> Columns:
+    source: Any, names: list[str], target: str | None, inputs: str | Sequence[str] | None, groups: Sequence[str],
+    lazy: bool,
+) -> Columns:  # fmt: skip
     if target is None:
         raise DataError(
             f"say which column to predict: Dataset.of(table, target={names[-1]!r}); it has {', '.join(map(str, names))}"
@@ -97,16 +109,18 @@ def _from_table(
         raise DataError(f"there is no column of inputs beside {target!r}")
     features = getattr(source, "features", None)  # of Hugging Face, whose ClassLabel has names
     known = getattr(features[target], "names", ()) if isinstance(features, Mapping) else ()
-    numbered = {name: _numbered(_values(source[name]), f"column {name!r}") for name in groups}
-    columns = {name: _values(source[name]) for name in chosen}
+    numbered = {name: _numbered(column_values(source[name]), f"column {name!r}") for name in groups}
+    columns = {name: Rows(source, name) if lazy else column_values(source[name]) for name in chosen}
     x: Any = columns
     numeric: tuple[str, ...] = ()
     if not any(map(_has_cells, columns.values())):
         numeric = tuple(map(str, columns))
-        x = np.stack([_numbers(column, name) for name, column in columns.items()], axis=1)
+        x = Rows(source, chosen) if lazy else np.stack([_numbers(columns[name], name) for name in chosen], axis=1)
     elif len(columns) == 1:
         (x,) = columns.values()
-    return _made(
+    elif lazy:
+        x = {name: Rows(source, name, factor=1 / 255) if rows.images else rows for name, rows in columns.items()}
+    found = _made(
         x,
         source[target],
         tuple(known or ()),
@@ -114,34 +128,32 @@ def _from_table(
         group_names={name: values for name, (_, values) in numbered.items()},
         features=numeric,
     )
+    return replace(found, scale=1 / 255) if isinstance(x, Rows) and x.images else found
 
 
 def _made(x: Any, y: Any, classes: tuple[str, ...] = (), **more: Any) -> Columns:
     """Images become bytes, to be scaled to 0..1, or numbers in 0..1 if there are other inputs; names become numbers of
     classes; real targets [N] become [N, 1]."""
-    given, y, scale = y, _values(y), None
+    given, y, scale = y, y if isinstance(y, Rows) else column_values(y), None
     if isinstance(x, Mapping):
         x = {name: _scaled(_input(column)) for name, column in x.items()}
     elif isinstance(x, tuple):
         x = tuple(_scaled(_input(column)) for column in x)
     else:
         x, scale = _input(x)
-    if not isinstance(y, Ragged):
+    if not isinstance(y, Ragged | Rows):
         if _is_text(y):
             y, classes = _numbered(y, "the target")
         y = to_tensor(y, "targets")
         y = y.unsqueeze(1) if y.dim() == 1 and y.is_floating_point() else y
-    elif y is not given and not y.is_floating_point():
+    elif isinstance(y, Ragged) and y is not given and not y.is_floating_point():
         y = Ragged.from_values(y.values.long(), y.offsets, padding=IGNORED)
     return Columns(x, y, classes, scale=scale, **more)
 
 
 def _input(column: Any) -> tuple[Any, float | None]:
-    """(a column of inputs, its scale): images become bytes."""
-    column = _values(column)
-    if isinstance(column, list) and column and isinstance(column[0], Image):
-        return _stacked([pixels_of(image, "an image") for image in column]), 1 / 255
-    return column, None
+    """(a column of inputs, its scale); what is read by index stays as it is."""
+    return (column, None) if isinstance(column, Rows) or file_map(column)[0] else column_input(column)
 
 
 def _scaled(column: tuple[Any, float | None]) -> Any:
@@ -149,46 +161,12 @@ def _scaled(column: tuple[Any, float | None]) -> Any:
     return values if scale is None else values * scale
 
 
-def pixels_of(image: Image, what: str) -> Any:
-    """An image as bytes [C, H, W], grey or in colours."""
-    if image.mode in _DEEP:
-        raise DataError(f"{what} has more than eight bits a pixel: convert all images to eight bits in the same way")
-    pixels = np.array(image.convert("L" if image.mode in ("1", "L") else "RGB"))
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def _values(column: Any) -> Any:
-    """A column as an array, a tensor, a list of images or numbers, or, if its cells differ in length, a Ragged."""
-    if isinstance(column, Tensor | Ragged):
-        return column
-    if hasattr(column, "__array__"):
-        array = np.asarray(column)
-        if array.dtype != object:
-            return array
-        column = array.tolist()
-    values = list(column)
-    if not values or isinstance(values[0], Image) or not isinstance(values[0], Tensor | np.ndarray | list | tuple):
-        return values
-    if isinstance(values[0], Tensor | np.ndarray):
-        alike = len({tuple(value.shape) for value in values}) == 1
-        lengths_only = values[0].ndim and len({tuple(value.shape[1:]) for value in values}) == 1
-        return Ragged(values) if lengths_only and not alike else _stacked(values)
-    if not all(isinstance(value, Sequence) for value in values):
-        raise DataError("some cells of a column are lists and others are not: fill them in or drop the rows first")
-    return values if len(set(map(len, values))) == 1 else Ragged(values)
-
-
-def _stacked(values: Sequence[Any]) -> Tensor:
-    if len(shapes := {tuple(value.shape) for value in values}) > 1:
-        first, other = sorted(shapes)[:2]
-        raise DataError(f"examples must have one shape, found {first} and {other}: crop or pad them first")
-    return torch.stack([torch.as_tensor(value) for value in values])
-
-
 def _has_cells(column: Any) -> bool:
     """True if a column holds images, vectors or lists instead of numbers."""
     if isinstance(column, Ragged):
         return True
+    if isinstance(column, Rows):
+        return column.dim() > 1
     if isinstance(column, list):
         return bool(column) and (isinstance(column[0], Image) or np.ndim(column[0]) > 0)
     return len(column.shape) > 1

@@ -1,4 +1,4 @@
-"""Examples as trees: one tensor, a tuple or a dict of tensors with a row for each example; entries may be Ragged.
+"""Examples as trees: one tensor, a tuple or a dict of tensors with a row for each example; or Ragged, or Rows.
 
 Entries are named as in messages and files: `x`; `x.0`, `x.1` in a tuple; `x.pixels` in a dict.
 """
@@ -12,15 +12,18 @@ from torch import Tensor
 from consilience.core.errors import DataError
 from consilience.core.records import Tree, tree_map
 from consilience.data.ragged import Ragged
+from consilience.data.rows import Rows
+from consilience.data.stored import file_map
 from consilience.data.tensors import to_tensor
 
-Entry = Tensor | Ragged
+Entry = Tensor | Ragged | Rows
 Widths = Mapping[str, int]
 """The width to which a Ragged entry is padded, by the name of the entry."""
 
 
-def to_tree(value: Any, what: str, name: str = "x") -> Tree:
-    """`value` as an entry, or as a tuple or dict of entries; arrays, tables and lists become tensors."""
+def to_tree(value: Any, what: str, name: str = "x", mapped: bool = True) -> Tree:
+    """`value` as an entry, or as a tuple or dict of entries; arrays, tables and lists become tensors, and memory maps,
+    with `mapped`, rows that are read by index."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or not key:
@@ -28,14 +31,16 @@ def to_tree(value: Any, what: str, name: str = "x") -> Tree:
     if isinstance(value, Mapping | tuple) and not value:
         raise DataError(f"{what}{name} has no entries")
     if isinstance(value, Mapping):
-        return {key: _entry(part, f"{what}{name}.{key}") for key, part in value.items()}
+        return {key: _entry(part, f"{what}{name}.{key}", mapped) for key, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(_entry(part, f"{what}{name}.{i}") for i, part in enumerate(value))
-    return _entry(value, f"{what}{name}")
+        return tuple(_entry(part, f"{what}{name}.{i}", mapped) for i, part in enumerate(value))
+    return _entry(value, f"{what}{name}", mapped)
 
 
-def _entry(value: Any, what: str) -> Entry:
-    entry = value if isinstance(value, Ragged) else to_tensor(value, what)
+def _entry(value: Any, what: str, mapped: bool) -> Entry:
+    if mapped and file_map(value)[0]:
+        return Rows(value)
+    entry = value if isinstance(value, Ragged | Rows) else to_tensor(value, what)
     if not entry.dim():
         raise DataError(f"{what} must have a row for each example")
     return entry
@@ -72,17 +77,32 @@ def check_names(tree: Tree, what: str) -> None:
 
 
 def tensors(tree: Tree) -> list[Tensor]:
-    """The stored tensors of all entries: of a Ragged entry, its values and offsets."""
-    return [
-        tensor
-        for _, part in entries(tree)
-        for tensor in ((part.values, part.offsets) if isinstance(part, Ragged) else (part,))
-    ]
+    """The stored tensors of all entries: of a Ragged entry, its values and offsets; of rows by index, a sample."""
+
+    def own(part: Entry) -> tuple[Tensor, ...]:
+        if isinstance(part, Ragged):
+            return part.values, part.offsets
+        return (part.sampled() if isinstance(part, Rows) else part,)
+
+    return [tensor for _, part in entries(tree) for tensor in own(part)]
+
+
+def by_index(tree: Tree) -> bool:
+    """Whether an entry is read by index, instead of held in memory."""
+    return any(isinstance(part, Rows) for _, part in entries(tree))
+
+
+def address(tree: Tree) -> int:
+    """Where the first entry is stored."""
+    _, part = next(entries(tree))
+    return (part.values if isinstance(part, Ragged) else part).data_ptr()
 
 
 def cat(*parts: Entry) -> Entry:
     """The rows of several entries of one form."""
-    return Ragged.cat(parts) if isinstance(parts[0], Ragged) else torch.cat(parts)  # type: ignore[arg-type]
+    if isinstance(parts[0], Ragged):
+        return Ragged.cat(parts)  # type: ignore[arg-type]
+    return Rows.cat(parts) if any(map(by_index, parts)) else torch.cat(parts)  # type: ignore[arg-type]
 
 
 def form(tree: Tree) -> str:
@@ -119,7 +139,9 @@ def in_dtype(tree: Tree, dtype: torch.dtype) -> Tree:
 
 
 def _rows(part: Entry, index: Tensor, width: int | None) -> tuple[Tensor, dict[str, Tensor]]:
-    return part.padded(index, width) if isinstance(part, Ragged) else (rows_at(part, index), {})
+    if isinstance(part, Ragged):
+        return part.padded(index, width)
+    return part.take(index) if isinstance(part, Rows) else rows_at(part, index), {}
 
 
 def widths(tree: Tree, name: str = "x") -> dict[str, int]:

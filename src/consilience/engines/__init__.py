@@ -1,11 +1,12 @@
 """Engines run algorithms: they know records, not methods."""
 
 from consilience.engines.distributed import Distributed
+from consilience.engines.placing import place_states
 from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Alone, Ranks
 from consilience.engines.session import Engine, Opener, RoundResult, Session
 from consilience.engines.simulator import PRECISIONS, Precision, Simulator
-from consilience.engines.states import InMemory, States, fresh_states, place_states
+from consilience.engines.states import InMemory, States, fresh_states
 from consilience.engines.template import check_hidden, template_of
 from consilience.engines.work import Share, chunks, part_of, refused_clients
 

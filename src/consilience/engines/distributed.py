@@ -1,30 +1,23 @@
 """Several processes, each on its own GPU or core: ranks that torchrun starts share the clients of every round."""
 
 import atexit
-import json
 import logging
-import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import reduce
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from consilience.core import ClientError, ConfigError, ConsilienceError, Count, Positive, check_types
-from consilience.core.records import Tree, assemble, blueprint, leaves
+from consilience.core import ConfigError, ConsilienceError, Count, Positive, check_types
 from consilience.engines.ranks import Ranks
 from consilience.engines.simulator import Precision, Simulator
-from consilience.engines.work import Share
+from consilience.engines.together import Together
 
-T = TypeVar("T")
 log = logging.getLogger("consilience")
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -32,8 +25,9 @@ class Distributed:
     """The simulator under `torchrun`: every rank computes its part of a round's clients, on its own GPU or on a CPU,
     and updates are all-reduced. Results equal the simulator's up to rounding. `secure` is the simulator's.
 
-    All ranks run the same script with the same seeds. Each holds all data, the server and all client states. Rank 0
-    alone writes, evaluates and calls callbacks; `leads` is True there. All ranks must see the run's directory. If one
+    All ranks run the same script with the same seeds. Each holds the server, and the states of its own clients: rank r
+    those of r, r + size, …; data that are read by index are read by the rank that needs them. Rank 0 alone evaluates,
+    writes all but states, and calls callbacks; `leads` is True there. All ranks must see the run's directory. If one
     ends, or does not answer for `timeout` seconds, the others end too. It has not been run on several GPUs yet.
     """
 
@@ -99,159 +93,3 @@ def _group(device: str, timeout: timedelta) -> dist.ProcessGroup:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-class Together(Ranks):
-    """Processes of one group. Facts travel as JSON, tensors as they are; nothing is pickled."""
-
-    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._timeout = timeout
-        self._group: dist.ProcessGroup | None = group
-
-    def leave(self) -> None:
-        """End this rank's part, so that ranks that wait for it get an error. The group is dropped too: a run that the
-        user keeps would keep its threads."""
-        dist.destroy_process_group(self._group)
-        self._group = None
-
-    def __str__(self) -> str:
-        return f"distributed over {self.size} ranks"
-
-    def merge(self, work: Callable[[], Share], server: Tree, additive: bool) -> Share:
-        """All ranks' shares, in the order of ranks. A rank without clients adds zeros, of the shapes of the others."""
-        share, failure = Share(), None
-        try:
-            share = work()
-        except Exception as error:
-            failure = error
-        facts = {
-            "failure": _words(failure),
-            "server": fingerprint(server),
-            "share": share.facts(),
-            "plans": [blueprint(tree) for tree in (share.update, share.states, share.numbers)],
-        }
-        everyone = [json.loads(text) for text in self._exchange(json.dumps(facts))]
-        if failure is not None:
-            raise failure
-        for rank, words in enumerate(other["failure"] for other in everyone):
-            if words is not None:
-                raise _error(words, rank)
-        if len({other["server"] for other in everyone}) > 1:
-            raise ConsilienceError("the ranks hold different servers: all must compute with the same code and numbers")
-        shares = [Share.of(other["share"]) for other in everyone]
-        counts = [len(one.accepted) for one in shares]
-        together = reduce(lambda a, b: a.merge(b, additive), shares)
-        if not any(counts):
-            return together
-        teller = next(other for other, count in zip(everyone, counts, strict=True) if count)
-        plans = teller["plans"]
-        update = self._sum(share.update, plans[0]) if additive else self._rows(share.update, plans[0], counts)
-        states = self._rows(share.states, plans[1], counts)
-        notes, measures = self._rows(share.numbers, plans[2], counts)
-        return replace(together, update=update, states=states, notes=notes, measures=measures)
-
-    def led(self, work: Callable[[], T]) -> T:
-        done: list[T] = []
-        failure = None
-        if self.leads:
-            try:
-                done.append(work())
-            except Exception as error:
-                failure = error
-        words, told = json.loads(self._exchange(json.dumps([_words(failure), done]))[0])
-        if failure is not None:
-            raise failure
-        if words is not None:
-            raise _error(words, 0)
-        return done[0] if self.leads else told[0]
-
-    def any(self, flag: bool) -> bool:
-        return any(json.loads(text) for text in self._exchange(json.dumps(flag)))
-
-    def _exchange(self, text: str) -> list[str]:
-        mine = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
-        lengths = [int(length) for length in self._gather(torch.tensor([len(mine)]))]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        parts = self._gather(padded)
-        return [part[:n].numpy().tobytes().decode() for part, n in zip(parts, lengths, strict=True)]
-
-    def _gather(self, tensor: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        with self._others_needed():
-            dist.all_gather(parts, tensor, group=self._group)
-        return parts
-
-    def _sum(self, tree: Tree, plan: dict[str, Any]) -> Tree:
-        """Leaf by leaf sum over ranks, in one call for each dtype."""
-        zeros = {
-            name: torch.zeros(shape, dtype=getattr(torch, dtype), device=on)
-            for name, (dtype, shape, on) in plan["leaves"].items()
-            if tree is None
-        }
-        mine, arrays = zeros or dict(leaves(tree)), {}
-        for dtype in {kind: None for kind, _, _ in plan["leaves"].values()}:
-            parts = {name: what for name, what in plan["leaves"].items() if what[0] == dtype}
-            flat = torch.cat([mine[name].reshape(-1) for name in parts])
-            with self._others_needed():
-                dist.all_reduce(flat, group=self._group)
-            pieces = torch.split(flat, [math.prod(shape) for _, shape, _ in parts.values()])
-            for (name, (_, shape, _)), piece in zip(parts.items(), pieces, strict=True):
-                arrays[name] = piece.view(shape)
-        return assemble(plan, arrays)
-
-    def _rows(self, tree: Tree, plan: dict[str, Any], counts: list[int]) -> Tree:
-        """All ranks' rows, of which this one has counts[rank]: as bytes of any dtype, in one call."""
-        widths = {
-            name: math.prod(shape[1:]) * getattr(torch, dtype).itemsize
-            for name, (dtype, shape, _) in plan["leaves"].items()
-        }
-        if not plan["leaves"]:
-            return assemble(plan, {})
-        on, own = next(on for _, _, on in plan["leaves"].values()), counts[self.rank]
-        block = torch.zeros(max(counts), sum(widths.values()), dtype=torch.uint8, device=on)
-        if own:
-            parts = [leaf.reshape(own, math.prod(leaf.shape[1:])) for _, leaf in leaves(tree)]
-            block[:own] = torch.cat([_packed(part).view(torch.uint8) for part in parts], dim=1)
-        blocks = self._gather(block)
-        whole = torch.cat([block[:count] for block, count in zip(blocks, counts, strict=True)])
-        arrays = {}
-        for (name, (dtype, shape, _)), part in zip(
-            plan["leaves"].items(), torch.split(whole, [*widths.values()], dim=1), strict=True
-        ):
-            arrays[name] = _packed(part).view(getattr(torch, dtype)).view(sum(counts), *shape[1:])
-        return assemble(plan, arrays)
-
-    @contextmanager
-    def _others_needed(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise ConsilienceError(
-                f"rank {self.rank} waited in vain for the others: one of them has ended (its own message says why), or "
-                f"took longer than timeout = {self._timeout:g} seconds"
-            ) from error
-
-
-def fingerprint(tree: Tree) -> int:
-    """The sum of all numbers' bits, which does not depend on their order."""
-    total = 0
-    for _, leaf in leaves(tree):
-        total += int(leaf.view(_INTEGERS[leaf.element_size()]).sum(dtype=torch.int64))
-    return total
-
-
-def _packed(tensor: Tensor) -> Tensor:
-    """A contiguous copy, also of a single row or column."""
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _words(failure: Exception | None) -> list[Any] | None:
-    if isinstance(failure, ClientError):
-        return [failure.client, failure.round, failure.stage, failure.reason]
-    return None if failure is None else [f"{type(failure).__name__}: {failure}"]
-
-
-def _error(words: list[Any], rank: int) -> ConsilienceError:
-    return ClientError(*words) if len(words) > 1 else ConsilienceError(f"rank {rank} failed: {words[0]}")

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from torch import Tensor
+
 from consilience.core.records import Tree
 from consilience.engines.work import Share
 
@@ -27,8 +29,12 @@ class Ranks(ABC):
 
     @abstractmethod
     def merge(self, work: Callable[[], Share], server: Tree, additive: bool) -> Share:
-        """Do this rank's work; every rank gets all shares together. A failure in one rank is raised in all. All ranks
-        must hold the same server."""
+        """Do this rank's work; every rank gets all shares together. The clients' new states stay with the rank that
+        computed them. A failure in one rank is raised in all. All ranks must hold the same server."""
+
+    def deal(self, ids: Tensor, sizes: Tensor) -> list[slice | Tensor]:
+        """The places in `ids` of the clients that each rank computes, in their order."""
+        return [slice(None)]
 
     @abstractmethod
     def led(self, work: Callable[[], T]) -> T:

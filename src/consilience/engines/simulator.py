@@ -137,7 +137,7 @@ class Simulation(Session):
             self._pool = None
 
     def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
-        self._kept_on = states.device
+        self._kept_on, states = states.device, states.local  # to time steps, any states will do
         if self._simulator.secure:
             self._encoding = self._integers(server, states, ids)
         ids = self._longest_first(ids)[:: self._ranks.size]
@@ -183,7 +183,8 @@ class Simulation(Session):
         message = self._algorithm.message(server, ids)
         with self._cores_for_workers():
             share = self._judged(server, message, states, ids, round)
-            states.commit(torch.tensor(share.accepted, dtype=torch.int64), share.states, round)
+            states.commit(torch.tensor(share.kept, dtype=torch.int64), share.states, round)
+            share = replace(share, states=None)
         shared, own = nbytes(part_of(message, slice(0))), nbytes(message) - nbytes(part_of(message, slice(0)))
         return RoundResult(_by_id(share, self._algorithm.additive), server, shared * len(ids) + own)
 
@@ -202,10 +203,11 @@ class Simulation(Session):
 
     def _shared(self, server: Tree, message: Tree, states: States, ids: Tensor, round: int) -> Share:
         """The share of all ranks, each of which computes its hand of the clients `ids`."""
-        hand = slice(self._ranks.rank, None, self._ranks.size)
+        hands = self._ranks.deal(ids, self.federation.sizes[ids])
+        hand = hands[self._ranks.rank]
 
         def work() -> Share:
-            return self._everyone(ids[hand], part_of(message, hand), states.gather(ids[hand]), round)
+            return self._everyone(ids[hand], part_of(message, hand), states.lent(ids, hands), round)
 
         share = self._ranks.merge(work, server, self._algorithm.additive)
         if self._encoding is None or not share.accepted:
@@ -244,7 +246,7 @@ class Simulation(Session):
             dtype=self.task.dtype,
             static=self.task.execution.compiled,
             augment=self.task.augment,
-            take=self.task.once(take),
+            take=take if self.federation.data.by_index else self.task.once(take),
             limit=limit,
         )
 
@@ -282,5 +284,4 @@ def _by_id(share: Share, additive: bool) -> Share:
     update = rows(share.update, order)
     notes, measures = rows(share.numbers, order)
     accepted = [share.accepted[i] for i in order.tolist()]
-    states = rows(share.states, order)
-    return replace(share, update=update, accepted=accepted, notes=notes, measures=measures, states=states)
+    return replace(share, update=update, accepted=accepted, notes=notes, measures=measures)

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.errors import CheckpointError, ConfigError, RecordError
+from consilience.core.errors import CheckpointError, RecordError
 from consilience.core.files import CHECKPOINTS, private_folder, read_file, write_atomically
 from consilience.core.records import Tree, check, nbytes, rows, stack, to, tree_map
 from consilience.core.seals import seal, unseal
 from consilience.data import Federation, Info
-from consilience.engines.ranks import Ranks
 from consilience.engines.work import check_rows
 from consilience.tasks.task import Task
 
 Fresh = Callable[[Tensor], Tree]
-DEVICE_SHARE = 0.4  # of a GPU's free memory that client states may take
 WRITERS = 4  # threads that write files of states
+_FILE, _UNFINISHED = re.compile(r"(\d+)-(\d+)\.safetensors"), re.compile(r"\.(\d+)-")
 
 
 def fresh_states(
@@ -57,12 +56,27 @@ class States(ABC):
 
     def gather(self, ids: Tensor) -> Tree:
         """The states of `ids`, stacked; None for a stateless method."""
+        if not len(ids):
+            return rows(self._one, slice(0))
         new = [i for i, client in enumerate(ids.tolist()) if client not in self]
         made = self._made(ids[new]) if new else self._one
         if made is None or len(new) == len(ids):
             return made
         at = {i: row for row, i in enumerate(new)}
         return stack([rows(made, at[i]) if i in at else self._read(int(c), made) for i, c in enumerate(ids)])
+
+    @property
+    def local(self) -> "States":
+        """The states that are kept here, where several ranks share the clients."""
+        return self
+
+    def lent(self, ids: Tensor, hands: Sequence[slice | Tensor]) -> Tree:
+        """The states of the clients `ids[hands[rank]]`, which this rank computes in a round."""
+        return self.gather(ids[hands[0]])
+
+    def complete(self) -> "States":
+        """The states of all clients, for use after the run."""
+        return self
 
     def commit(self, ids: Tensor, states: Tree, round: int) -> None:
         """Keep the new states of clients whose updates were accepted. Shapes and dtypes must not change."""
@@ -121,6 +135,10 @@ class InMemory(States):
     def remove(self, client: int) -> None:
         self._rows.pop(client, None)
 
+    def clients(self) -> list[int]:
+        """The clients that have a state."""
+        return list(self._rows)
+
     def snapshot(self) -> Tree:
         """(ids, stacked rows), or None if no client has a state."""
         if not self._rows:
@@ -130,7 +148,7 @@ class InMemory(States):
 
     def restore(self, saved: Tree) -> None:
         if isinstance(saved, Tensor):
-            raise CheckpointError("the run keeps the client states in files: give the same state_memory")
+            raise CheckpointError("the client states of this checkpoint are in files")
         self._rows = (
             {} if saved is None else {c: to(rows(saved[1], i), self.device) for i, c in enumerate(saved[0].tolist())}
         )
@@ -141,28 +159,29 @@ class OnDisk(States):
     that a checkpoint names is never written again, so a kill leaves both consistent.
 
     Files are written for a checkpoint. Up to `room` bytes on `device` hold the states that were committed last; states
-    that do not fit are written at once. Of several ranks that share a folder only one `writes`, and `room` must be 0,
-    so that the others read its files. Files are sealed with the id of the `run`, the client and the round. Those of the
-    newest `keep` checkpoints are kept.
+    that do not fit are written at once. Files are sealed with the id of the `run`, the client and the round. Those of
+    the newest `keep` checkpoints are kept. Of several ranks that share a folder each has a `share` (rank, size): the
+    clients rank, rank + size, …
     """
 
     def __init__(
         self,
         fresh: Fresh,
         folder: Path,
-        writes: bool = True,
         room: int = 0,
         device: torch.device | str = "cpu",
         run: str = "",
         keep: int = CHECKPOINTS,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         super().__init__(fresh, device)
-        self._folder, self._writes, self._room, self._run, self._keep = folder, writes, room, run, keep
+        self._folder, self._room, self._run, self._keep, self._share = folder, room, run, keep, share
         self._round: dict[int, int] = {}
         self._held: dict[int, Tree] = {}  # in the order of their last commits
         self._unwritten: set[int] = set()
         private_folder(folder)
         self._kept: deque[Tensor] = deque([self._stored()] * keep, maxlen=keep)  # those of a stage before
+        self._left: list[tuple[int, int]] | None = None  # files that were replaced since; None if only the folder knows
 
     def _about(self, client: int) -> dict[str, str]:
         return {"run": self._run, "client": str(client), "round": str(self._round[client])}
@@ -186,6 +205,7 @@ class OnDisk(States):
             ) from error
 
     def _write(self, client: int, state: Tree, round: int) -> None:
+        self._replaced(client)
         self._round[client] = round
         self._unwritten.add(client)
         self._held.pop(client, None)
@@ -199,19 +219,25 @@ class OnDisk(States):
     def _file(self, client: int) -> None:
         """Write a client's state, if it is in no file yet."""
         if client in self._unwritten:
-            if self._writes:
-                sealed = seal(self._held[client], **self._about(client))
-                write_atomically(self._path(client, self._round[client]), sealed, private=True)
+            sealed = seal(self._held[client], **self._about(client))
+            write_atomically(self._path(client, self._round[client]), sealed, private=True)
             self._unwritten.remove(client)
 
+    def _replaced(self, client: int) -> None:
+        """Note that a client's present file will not be needed by later checkpoints."""
+        if self._left is not None and client in self._round:
+            self._left.append((client, self._round[client]))
+
     def remove(self, client: int) -> None:
+        self._replaced(client)
         self._round.pop(client, None)
         self._held.pop(client, None)
         self._unwritten.discard(client)
 
     def _map(self) -> Tensor:
         """The clients that have a state, and the state's round, [clients, 2]."""
-        return torch.tensor(sorted(self._round.items()), dtype=torch.int64).view(-1, 2)
+        found = torch.tensor([[*self._round], [*self._round.values()]], dtype=torch.int64).T
+        return found[found[:, 0].argsort()]
 
     def snapshot(self) -> Tree:
         """The map, after all its states are written."""
@@ -220,54 +246,52 @@ class OnDisk(States):
         return self._map()
 
     def restore(self, saved: Tree) -> None:
-        if not isinstance(saved, Tensor | None):
-            raise CheckpointError("the run keeps the client states in memory: give the same state_memory")
-        self._round = {} if saved is None else dict(saved.tolist())
-        self._held, self._unwritten = {}, set()
-        if saved is not None:  # earlier checkpoints may name any earlier file
+        self._round = dict(saved.tolist()) if isinstance(saved, Tensor) else {}
+        self._held, self._unwritten, self._left = {}, set(), None
+        if isinstance(saved, tuple):  # of a run that kept them in memory: they are written with the next checkpoint
+            for i, client in enumerate(saved[0].tolist()):
+                self._write(client, to(rows(saved[1], i), self.device), 0)
+        elif saved is not None:  # earlier checkpoints may name any earlier file
             stored = self._stored()
             earlier = stored[stored[:, 1] <= max(self._round.values(), default=0)]
             self._kept.extend([*[earlier] * (self._keep - 1), saved])
 
     def _stored(self) -> Tensor:
         """The clients and rounds of all files, [files, 2]."""
-        found = (re.fullmatch(r"(\d+)-(\d+)\.safetensors", name) for name in os.listdir(self._folder))
-        return torch.tensor([(int(name[1]), int(name[2])) for name in found if name], dtype=torch.int64).view(-1, 2)
+        found = (_FILE.fullmatch(name) for name in os.listdir(self._folder))
+        pairs = [(int(name[1]), int(name[2])) for name in found if name and self._is_mine(int(name[1]))]
+        return torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+
+    def _is_mine(self, client: int) -> bool:
+        rank, size = self._share
+        return client % size == rank
+
+    def of_all(self, saved: Tensor) -> "OnDisk":
+        """The states of all ranks' clients, whose files `saved` names."""
+        whole = OnDisk(self._fresh, self._folder, device=self.device, run=self._run, keep=self._keep)
+        whole.restore(saved)
+        return whole
 
     def forget(self, saved: Tree, spared: Sequence[Tree] = ()) -> None:
-        """Delete files that neither the kept checkpoints nor the present states name."""
+        """Delete files that neither the kept checkpoints nor the present states name. After the first time only files
+        that were replaced since are looked at, so that the cost does not grow with the number of clients' files."""
         self._kept.append(saved)
-        wanted = {self._path(*pair).name for kept in (*self._kept, *spared, self._map()) for pair in kept.tolist()}
-        for entry in os.scandir(self._folder):
-            if entry.name not in wanted:
-                os.unlink(entry.path)
+        if self._left is None:
+            self._left = [(client, round) for client, round in self._stored().tolist()]
+            for entry in os.scandir(self._folder):
+                other = _UNFINISHED.match(entry.name)
+                if other and self._is_mine(int(other[1])):
+                    os.unlink(entry.path)
+        found = torch.tensor(self._left, dtype=torch.int64).view(-1, 2)
+        present = torch.tensor([self._round.get(client) == round for client, round in self._left], dtype=torch.bool)
+        named = torch.zeros_like(present)
+        for kept in (*self._kept, *(pairs for pairs in spared if isinstance(pairs, Tensor))):
+            named |= torch.isin(_joint(found), _joint(kept))
+        for client, round in found[~(named | present)].tolist():
+            self._path(client, round).unlink(missing_ok=True)
+        self._left = [(client, round) for client, round in found[named & ~present].tolist()]
 
 
-def place_states(
-    fresh: Fresh,
-    clients: int,
-    device: torch.device,
-    memory: int,
-    folder: Path | None,
-    ranks: Ranks,
-    run: str,
-    keep: int,
-) -> States:
-    """States on the device while they take little of its memory, else on the host, else in files.
-
-    States that need more than `memory` bytes go to files in `folder`, at the latest for a checkpoint, which could not
-    hold them all. There they are sealed with the id of the `run`, and `keep` checkpoints may name them."""
-    expected = nbytes(fresh(torch.tensor([0]))) * clients
-    if device.type != "cuda" or ranks.any(expected >= DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]):
-        device = torch.device("cpu")
-    on_host = device.type == "cpu"
-    if expected <= memory or (folder is None and not on_host):
-        return InMemory(fresh, device)
-    if folder is None:
-        raise ConfigError(
-            f"the client states need {expected / 2**30:.1f} GiB, more than state_memory ({memory / 2**30:.1f} GiB): "
-            "pass out= so that they can be kept in files"
-        )
-    if ranks.size > 1:
-        return OnDisk(fresh, folder, ranks.leads, run=run, keep=keep)
-    return OnDisk(fresh, folder, room=memory if on_host else expected, device=device, run=run, keep=keep)
+def _joint(pairs: Tensor) -> Tensor:
+    """Clients and rounds [N, 2] as one number each."""
+    return (pairs[:, 0] << 32) + pairs[:, 1]

@@ -33,6 +33,13 @@ class Share:
     measures: dict[str, Tensor] = field(default_factory=dict)
     guards: dict[str, int] = field(default_factory=dict)
     bytes_up: int = 0
+    own: list[int] | None = None
+    """The accepted clients to whom `states` belong, where ranks share a round; None for all of them."""
+
+    @property
+    def kept(self) -> list[int]:
+        """The accepted clients to whom `states` belong."""
+        return self.accepted if self.own is None else self.own
 
     def merge(self, other: Share, additive: bool) -> Share:
         if not other.accepted:

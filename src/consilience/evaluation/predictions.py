@@ -15,7 +15,7 @@ from consilience.core.gaussian import Gaussian
 from consilience.core.records import Tree, to
 from consilience.data.dataset import Dataset
 from consilience.data.ragged import Ragged
-from consilience.data.trees import Widths, batch_of, entries, example_bytes, in_dtype, tensors, to_tree, widths
+from consilience.data.trees import Widths, batch_of, entries, example_bytes, in_dtype, to_tree, widths
 from consilience.tasks import Supervised, Task
 
 SAMPLES = 10  # draws of a posterior that predictions are averaged over
@@ -77,8 +77,9 @@ def predict_batches(
 def input_batches(task: Task, data: Dataset, index: Tensor, batch_size: int | None = None) -> Iterator[Tree]:
     """The inputs of rows `index`, batch by batch."""
     width = padded_widths(task, data)
-    for rows in torch.split(index.to(data.device), batch_rows(data.x, task.dtype, batch_size)):
-        yield data.inputs(rows, task.dtype, width)
+    parts = torch.split(index.to(data.device), batch_rows(data.x, task.dtype, batch_size))
+    for held, rows in data.batches(parts):
+        yield held.inputs(rows, task.dtype, width)
 
 
 def padded_widths(task: Task, data: Dataset) -> Widths | None:
@@ -108,7 +109,7 @@ def predict_inputs(
     for name, count in others:
         if count != size:
             raise DataError(f"{first} has {size} rows but {name} has {count}")
-    device, width = tensors(x)[0].device, widths(x)
+    device, width = next(part.device for _, part in entries(x)), widths(x)
     parts = torch.split(torch.arange(size, device=device), batch_rows(x, task.dtype, batch_size))
     made = (predict_each(task, networks, in_dtype(batch_of(x, rows, width), task.dtype)) for rows in parts)
     found: Tensor = tree_map(lambda *leaves: torch.cat(leaves), *[combine(networks, each) for each in made])

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from consilience.core.beliefs import Belief, draws
 from consilience.data.dataset import Dataset
+from consilience.data.trees import tensors
 from consilience.figures.pictures import photo
 from consilience.metrics.judge import pixels
 from consilience.tasks.adversarial import Adversarial
@@ -35,7 +36,7 @@ def shown_samples(task: Adversarial, belief: Belief, data: Dataset, made: Tensor
     some = torch.linspace(0, len(data) - 1, min(MAX_POINTS, len(data))).long()
     real = data.inputs(some.to(data.device), task.dtype)
     if data.scale is not None and made.dim() == 4 and made.shape[1] in (1, 3):
-        brightest = data.x.max().item()  # not always 255: digits have 17 shades
+        brightest = tensors(data.x)[0].max().item()  # not always 255: digits have 17 shades
         return image_samples(*((pixels(x.cpu(), data.to("cpu")) / brightest).clamp(0, 1) for x in (made, real)))
     if made.shape[1:] != (2,):
         return None

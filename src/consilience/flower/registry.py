@@ -188,7 +188,7 @@ class RemoteFederation(Federation):
     def examples(self) -> int:
         return int(self.offsets[-1])
 
-    def label_counts(self) -> None:
+    def label_counts(self, first: int | None = None) -> None:
         return None
 
     def pooled(self) -> Federation:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from consilience.core import DataError
 from consilience.data import Dataset, Federation
-from consilience.data.trees import tensors
+from consilience.data.trees import address
 
 
 def check_unseen(
@@ -21,7 +21,7 @@ def check_unseen(
 
 
 def _place(examples: Dataset | Federation) -> tuple[int, Tensor]:
-    """(the address of the data in memory, the rows)."""
+    """(the address of the data, the rows)."""
     if isinstance(examples, Federation):
-        return tensors(examples.data.x)[0].data_ptr(), examples.order.cpu()
-    return tensors(examples.x)[0].data_ptr(), torch.arange(len(examples))
+        return address(examples.data.x), examples.order.cpu()
+    return address(examples.x), torch.arange(len(examples))

@@ -72,6 +72,7 @@ class Loop:
                 break
         assert run is not None
         self.ranks.led(lambda: self._finish(run))
+        run.states = run.states.complete()
         return run
 
     def _stopping(self, stages: list[Stage], number: int) -> Stopping | None:
@@ -137,7 +138,7 @@ class Loop:
         states = session.keep(
             place_states(
                 fresh, len(federation), task.device, storage.state_memory, folder, self.ranks, start.run,
-                storage.keep_checkpoints,
+                storage.keep_checkpoints, None if saved is None else saved.states,
             )
         )  # fmt: skip
         if saved is not None:

@@ -443,7 +443,7 @@ class Run:
 
 def federation_facts(federation: Federation) -> dict[str, Any]:
     """The clients and their data, for run.json."""
-    data, counts = federation.data, federation.label_counts()
+    data, counts = federation.data, federation.label_counts(DESCRIBED)
     return {
         "data": data.name,
         "note": data.note,
@@ -453,7 +453,7 @@ def federation_facts(federation: Federation) -> dict[str, Any]:
         "names": None if federation.names is None else list(federation.names[:DESCRIBED]),
         "sizes": federation.sizes[:DESCRIBED].tolist(),
         "classes": list(data.classes),
-        "label_counts": None if counts is None else counts[:DESCRIBED].tolist(),
+        "label_counts": None if counts is None else counts.tolist(),
     }
 
 

@@ -22,7 +22,7 @@ from consilience.studies.comparison import Comparison
 from consilience.studies.knobs import candidates
 from consilience.studies.scores import Scores
 from consilience.studies.setting import Setting
-from consilience.studies.tune import must_simulate
+from consilience.studies.tune import shared
 from consilience.studies.tune import tune as tune_methods
 
 log = logging.getLogger("consilience")
@@ -58,9 +58,11 @@ def compare(
 
     With `tune`, every method first has that many trials with other settings, on the first seed's training data (see
     `tune`, also for `select`), and the best settings are used for all seeds. With `target`, the table has the first
-    round whose accuracy is at least `target`, and no entry for a run that never reached it."""
+    round whose accuracy is at least `target`, and no entry for a run that never reached it.
+
+    Under torchrun all ranks make the same runs, with the engine `Distributed`. Rank 0 alone scores them, writes, and
+    calls `on_run` and `measure`; every rank gets the table."""
     methods, numbers = _labelled(algorithms), _numbers(seeds)
-    must_simulate(options)
     if select is not None and tune is None:
         raise ConfigError("select is the score to tune by: pass tune= as well, or leave it out")
     bounded = tune is not None or options.get("validation") is not None
@@ -74,7 +76,8 @@ def compare(
     result.directions = directions(as_metrics(options.get("metrics", ())))
     start = time.perf_counter()
     trials = {} if tune is None else {label: len(candidates(label, m, tune)) for label, m in methods.items()}
-    with Runs(sum(trials.values()) + len(methods) * len(numbers), bool(options.get("progress", True))) as runs:
+    count = sum(trials.values()) + len(methods) * len(numbers)
+    with shared(options) as ranks, Runs(count, bool(options.get("progress", True)) and ranks.leads) as runs:
         if tune is not None:
 
             def on_trial(label: str, trial: int) -> None:
@@ -86,20 +89,29 @@ def compare(
             methods, result.tuning = tuned.methods, tuned.tuning
         for seed, (method, algorithm) in itertools.product(numbers, methods.items()):
             runs.begin(f"{method}, seed {seed}")
-            if on_run is not None:
+            if on_run is not None and ranks.leads:
                 on_run(method, seed)
             run, where = _run(algorithm, at(seed), method, storage, resume, seed, **options)
-            found.add(run, method, seed, {} if measure is None else measure(run, at(seed)), target)
+
+            def score(run: Run = run, method: str = method, seed: int = seed) -> None:
+                found.add(run, method, seed, {} if measure is None else measure(run, at(seed)), target)
+
+            ranks.led(score)
             if where is not None:
                 result.runs.append({"method": method, "seed": seed, "directory": str(where)})
-    result.rows, result.per_client = found.rows(), found.per_client()
-    result.scores, result.paired = found.listed(numbers), found.paired(list(methods), result.directions)
-    alone = _label_of(LocalOnly, methods)
-    result.at_clients = found.at_clients(alone, options.get("intervals"), result.directions)
-    result.seconds = time.perf_counter() - start
-    if storage.directory is not None:
-        result.save(storage.directory)
-    return result
+
+        def finish() -> dict[str, Any]:
+            result.rows, result.per_client = found.rows(), found.per_client()
+            result.scores, result.paired = found.listed(numbers), found.paired(list(methods), result.directions)
+            alone = _label_of(LocalOnly, methods)
+            result.at_clients = found.at_clients(alone, options.get("intervals"), result.directions)
+            result.seconds = time.perf_counter() - start
+            if storage.directory is not None:
+                result.save(storage.directory)
+            return result.content()
+
+        content = ranks.led(finish)
+        return result if ranks.leads else Comparison.of(content, storage.directory)
 
 
 def _run(

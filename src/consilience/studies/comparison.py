@@ -64,10 +64,20 @@ class Comparison:
     coefficients: dict[str, Any] | None = None
     out: Path | None = field(default=None, init=False)
 
+    def content(self) -> dict[str, Any]:
+        """All but the directory, as plain data."""
+        return {key: value for key, value in asdict(self).items() if key != "out"}
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], out: Path | None) -> Comparison:
+        """The comparison with this content."""
+        found = cls(**{**content, "rows": [Row(**row) for row in content["rows"]]})
+        found.out = out
+        return found
+
     def save(self, out: Path) -> None:
         """Write comparison.json, which the report reads."""
-        self.out = out
-        content = {key: value for key, value in asdict(self).items() if key != "out"}
+        self.out, content = out, self.content()
         with explained(out):
             out.mkdir(parents=True, exist_ok=True)
             remove_unfinished(out)

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 
 from consilience.algorithms.switch import Method
-from consilience.core.errors import CallbackError, ClientError, ConfigError, ConsilienceError, DataError
+from consilience.core.errors import CallbackError, ClientError, ConsilienceError, DataError
 from consilience.core.files import write_atomically
 from consilience.data import Dataset, Federation
-from consilience.engines import Distributed
+from consilience.engines import ALONE, Distributed, Ranks
 from consilience.metrics import as_metrics, choose_score, direction, directions
 from consilience.runs import Run, fit
 from consilience.runs.directory import RunDirectory, Storage
 from consilience.runs.identity import describe
+from consilience.runs.interrupts import Interrupted
 from consilience.runs.rounds import rejections
 from consilience.studies.knobs import candidates, with_settings
 from consilience.studies.setting import Setting
@@ -40,6 +41,9 @@ class Tuned:
 
     methods: dict[str, Method]
     tuning: list[dict[str, Any]]
+
+
+_FAILURES = (ClientError, ArithmeticError, ValueError, RuntimeError)  # of a trial whose numbers are extreme
 
 
 class _Diverged(ConsilienceError):  # noqa: N818 (it is no error)
@@ -63,8 +67,36 @@ def tune(
 
     Trials are scored by `select` (NLL if there is one, else the first score with a direction) on a fifth of every
     client's training examples, which trials do not learn from. A trial that diverges is the worst. With `out`, trials
-    are runs in out/tuning/label/trial-k."""
-    must_simulate(options)
+    are runs in out/tuning/label/trial-k. Under torchrun all ranks make the same trials, with the engine `Distributed`;
+    rank 0 alone scores them and writes."""
+    with shared(options) as ranks:
+        return _tuned(ranks, methods, setting, trials, rounds, seed, Storage.of(out), resume, select, on_trial, options)
+
+
+@contextmanager
+def shared(options: Mapping[str, Any]) -> Iterator[Ranks]:
+    """The ranks that share all runs of a study with these options of `fit`."""
+    engine = options.get("engine")
+    if isinstance(engine, Distributed):
+        with engine.started() as (_, ranks):
+            yield ranks
+    else:
+        yield ALONE
+
+
+def _tuned(
+    ranks: Ranks,
+    methods: Mapping[str, Method],
+    setting: Setting,
+    trials: int,
+    rounds: int,
+    seed: int,
+    out: Storage,
+    resume: bool,
+    select: str | None,
+    on_trial: Callable[[str, int], None] | None,
+    options: Mapping[str, Any],
+) -> Tuned:
     planned = {label: candidates(label, method, trials, seed) for label, method in methods.items()}
     versions = {label: [with_settings(methods[label], drawn) for drawn in found] for label, found in planned.items()}
     train, valid = _validation(setting, seed)
@@ -76,10 +108,10 @@ def tune(
             log.warning("%s has no settings with ranges: nothing to tune, it is run as given", label)
         scores: list[float | None] = []
         for k, version in enumerate(versions[label]):
-            if on_trial is not None:
+            if on_trial is not None and ranks.leads:
                 on_trial(label, k)
-            own = Storage.of(out).below("tuning", label, f"trial-{k}")
-            scored = _trial(version, setting, train, own, resume, f"{label}, trial {k}", **same)
+            own = out.below("tuning", label, f"trial-{k}")
+            scored = _trial(ranks, version, setting, train, own, resume, f"{label}, trial {k}", **same)
             if scored is not None:
                 select = choose_score(scored, select, "select", ways)
             scores.append(None if scored is None or select is None else _finite(scored[select]))
@@ -91,12 +123,6 @@ def tune(
         every = [{"settings": drawn, "score": score} for drawn, score in zip(found, scores, strict=True)]
         tuned.tuning.append({**entry, "all": every})
     return tuned
-
-
-def must_simulate(options: Mapping[str, Any]) -> None:
-    """Refuse an engine of several processes: each of them would write the files of all runs."""
-    if isinstance(options.get("engine"), Distributed):
-        raise ConfigError("Distributed is for one run: fit the methods one by one, or use the simulator")
 
 
 def _validation(setting: Setting, seed: int) -> tuple[Federation, Dataset | Federation]:
@@ -111,28 +137,39 @@ def _validation(setting: Setting, seed: int) -> tuple[Federation, Dataset | Fede
 
 
 def _trial(
-    method: Method, setting: Setting, train: Federation, out: Storage, resume: bool, name: str, **options: Any
-) -> dict[str, float] | None:
+    ranks: Ranks, method: Method, setting: Setting, train: Federation, out: Storage, resume: bool, name: str,
+    **options: Any,
+) -> dict[str, float] | None:  # fmt: skip
     """Validation scores of one run; None if it diverged, which its directory notes."""
-    where = out.directory
+    where, run, failure = out.directory, None, None
     resume = resume and where is not None
-    if resume and where is not None and (where / DIVERGED).exists() and _same(where, method):
+    if ranks.led(lambda: resume and where is not None and (where / DIVERGED).exists() and _same(where, method)):
         return None
     callbacks = [*options.pop("callbacks", ()), _must_accept]
     try:
         with _quiet():
             run = fit(method, setting.task, train, out=out, resume=resume, callbacks=callbacks, **options)
         _must_accept(run, run.history[-1])  # a finished run has no callbacks
-    except (_Diverged, CallbackError, ClientError, ArithmeticError, ValueError, RuntimeError) as raised:
-        error = raised.__cause__ if isinstance(raised, CallbackError) else raised
-        if isinstance(error, torch.OutOfMemoryError) or (error is not raised and not isinstance(error, _Diverged)):
-            raise
-        log.log(logging.INFO if isinstance(error, _Diverged) else logging.WARNING, "%s diverged: %s", name, error)
-        if where is not None and where.exists():
-            write_atomically(where / DIVERGED, f"{error}\n")
-        return None
-    found = run.evaluation
-    return None if found is None else found.point
+    except Interrupted:
+        raise
+    except Exception as error:  # rank 0 decides what it means for all
+        failure = error
+    return ranks.led(lambda: _scored(run, failure, where, name))
+
+
+def _scored(run: Run | None, failure: Exception | None, where: Path | None, name: str) -> dict[str, float] | None:
+    """The scores of a trial, or None if its failure means that it diverged; other failures are raised."""
+    if failure is None:
+        found = None if run is None else run.evaluation
+        return None if found is None else found.point
+    error = failure.__cause__ if isinstance(failure, CallbackError) else failure
+    diverged = isinstance(error, _Diverged) or (error is failure and isinstance(failure, _FAILURES))
+    if isinstance(error, torch.OutOfMemoryError) or not diverged:
+        raise failure
+    log.log(logging.INFO if isinstance(error, _Diverged) else logging.WARNING, "%s diverged: %s", name, error)
+    if where is not None and where.exists():
+        write_atomically(where / DIVERGED, f"{error}\n")
+    return None
 
 
 def _same(where: Path, method: Method) -> bool:

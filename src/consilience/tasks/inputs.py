@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from consilience.core import ConsilienceError, DataError
 from consilience.core.records import Tree, to, tree_map
-from consilience.data import Dataset, Ragged
+from consilience.data import Dataset, Ragged, Rows
 from consilience.data.trees import entries
 from consilience.tasks.inspection import one_line
 from consilience.tasks.task import Task
@@ -100,6 +100,8 @@ def try_largest_ids(task: Task, data: Dataset, change: Callable[[Any], Any]) -> 
     if data.scale is not None:
         return
     for name, part in entries(data.x):
+        if isinstance(part, Rows):
+            continue  # all of them would have to be read
         values = part.values if isinstance(part, Ragged) else part
         if values.is_floating_point() or values.dtype in (torch.bool, torch.uint8) or not values.numel():
             continue

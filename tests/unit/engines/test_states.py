@@ -217,6 +217,18 @@ def test_states_newer_than_the_checkpoint_are_not_deleted(disk):
     assert values(disk, 1, 2) == [1, 0]
 
 
+def test_later_checkpoints_do_not_look_at_all_files(disk, tmp_path, monkeypatch):
+    disk.commit(torch.arange(50), state(range(50), 1.0), round=1)
+    disk.forget(disk.snapshot())
+    monkeypatch.setattr(OnDisk, "_stored", lambda self: pytest.fail("the folder was read again"))
+    monkeypatch.setattr(states_module.os, "scandir", lambda folder: pytest.fail("the folder was read again"))
+    for number in range(2, 6):
+        disk.commit(torch.tensor([7]), state([7], float(number)), round=number)
+        disk.forget(disk.snapshot())
+    assert {name for name in files(tmp_path) if name.startswith("7-")} == {"7-4.safetensors", "7-5.safetensors"}
+    assert len(files(tmp_path)) == 51
+
+
 def test_files_that_nobody_needs_are_deleted(disk, tmp_path):
     disk.commit(torch.tensor([1]), state([1], 1.0), round=1)
     (tmp_path / "states" / ".1-2.safetensors.77.tmp").write_bytes(b"left by a kill")

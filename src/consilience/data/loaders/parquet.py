@@ -18,10 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from consilience.core.errors import DataError, nearest
+from consilience.data.columns import pixels_of
 from consilience.data.dataset import Data, Dataset
 from consilience.data.loaders.cache import Images, cached
 from consilience.data.loaders.files import missing, normalisation
-from consilience.data.sources import pixels_of
 
 
 def image_parquet(

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from consilience.core import DataError, TaskError, keys
 from consilience.data.dataset import Dataset
+from consilience.data.rows import Rows
 from consilience.data.tensors import IGNORED as IGNORED
 
 
@@ -186,6 +187,17 @@ def choose(probs: Tensor, key: Tensor) -> Tensor:
         key = keys.bits(key, length)
     u = keys.uniform(key, last, probs.dtype).unsqueeze(-1)
     return (probs.cumsum(-1) <= u).sum(-1).clamp_max(classes - 1)
+
+
+def targets_in_memory(data: Dataset) -> Tensor:
+    """The targets of all examples; a DataError if they are read by index."""
+    if isinstance(data.y, Rows):
+        raise DataError(
+            f"{data.name}: all targets are checked before a run, and these are read by index: pass them as an array, "
+            "y = numpy.array(y), which is held in memory"
+        )
+    y: Tensor = data.y
+    return y
 
 
 def check_labels(data: Dataset, kind: str, classes: int, because: str) -> None:

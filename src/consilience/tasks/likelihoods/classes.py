@@ -11,7 +11,7 @@ from torch import Tensor
 from consilience.core import DataError, TaskError, keys
 from consilience.data.dataset import Dataset
 from consilience.metrics import classification, multilabel, weighted_classification
-from consilience.tasks.likelihoods.base import Likelihood, check_labels, choose
+from consilience.tasks.likelihoods.base import Likelihood, check_labels, choose, targets_in_memory
 
 Weights = Sequence[float] | Tensor | Literal["balanced"] | None
 
@@ -224,10 +224,11 @@ class Bernoulli(Likelihood):
         return multilabel(prediction, y)
 
     def check(self, output: Tensor, data: Dataset) -> None:
-        bytes_ = data.y.dtype == torch.uint8
+        y = targets_in_memory(data)
+        bytes_ = y.dtype == torch.uint8
         if data.y.dim() != 2 or data.y.shape[1] != output.shape[-1] or not (bytes_ or data.y.is_floating_point()):
             found = f"{data.y.dtype} {tuple(data.y.shape)}"
             wanted = f"[N, {output.shape[-1]}] of floats or uint8"
             raise DataError(f"{data.name}: multi-label targets {wanted} expected, got {found}")
-        if not bool(data.y.max() <= 1 if bytes_ else ((data.y == 0) | (data.y == 1)).all()):
+        if not bool(y.max() <= 1 if bytes_ else ((y == 0) | (y == 1)).all()):
             raise DataError(f"{data.name}: multi-label targets must be 0 or 1")

@@ -9,7 +9,7 @@ from consilience.core import DataError, TaskError, keys
 from consilience.data.dataset import Dataset
 from consilience.metrics import regression, weighted_regression
 from consilience.metrics.scores import at_least_float32
-from consilience.tasks.likelihoods.base import Likelihood
+from consilience.tasks.likelihoods.base import Likelihood, targets_in_memory
 
 Output = Tensor | tuple[Tensor, Tensor]
 LARGE, COUNTS = 50.0, 128  # from this rate on, a drawn count is a rounded Gaussian; below it, counts are under COUNTS
@@ -160,7 +160,7 @@ class Counts(Likelihood):
         return {**regression(rate, y), "nll": nll.mean().item()}
 
     def check(self, output: Tensor, data: Dataset) -> None:
-        y = data.y
+        y = targets_in_memory(data)
         if y[0].numel() != output[0].numel():
             raise DataError(
                 f"{data.name}: counts of shape {tuple(y.shape[1:])} expected a log rate for each, and the module "

@@ -9,7 +9,7 @@ from torch import Tensor
 from consilience.core import DataError, TaskError
 from consilience.data.dataset import Dataset
 from consilience.metrics import concordance
-from consilience.tasks.likelihoods.base import Likelihood
+from consilience.tasks.likelihoods.base import Likelihood, targets_in_memory
 
 Ties = Literal["efron", "breslow"]
 
@@ -84,7 +84,7 @@ def _of_tied(hazard: Tensor, event: Tensor, first: Tensor) -> Tensor:
 
 def check_times(data: Dataset, task: str) -> None:
     """Refuse targets other than finite times and events [N, 2]."""
-    y: Any = data.y
+    y: Any = targets_in_memory(data)
     if not isinstance(y, Tensor) or y.dim() != 2 or y.shape[1] != 2 or not y.is_floating_point():
         got = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise DataError(f"{data.name}: {task} needs targets [N, 2] of times and events, got {got}")
