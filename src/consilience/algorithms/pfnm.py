@@ -48,13 +48,15 @@ class PFNM(OneShot):
     continue from their own slices of the global network. Only chains of linear and convolutional layers can be matched.
 
     With `streaming` the posterior of a round is the prior of the next, and clients continue with the units that they
-    have used most, plus noise of standard deviation `jitter`: for federations that are streams. With `observe_missing`,
-    weights to global units that a client lacks are zeros that were observed."""
+    have used most, plus noise of standard deviation `jitter`: for federations that are streams. Layers are matched from
+    the bottom up by incoming weights, or `top_down` by outgoing ones, as in the paper; one hidden layer by both. With
+    `observe_missing`, weights to global units that a client lacks are zeros that were observed."""
 
     train: Chain = TRAIN
     how: Clusterer = BetaBernoulli()
     streaming: bool = False
     jitter: NonNegative = 0.01
+    top_down: bool = False
     observe_missing: bool = True
 
     def __post_init__(self) -> None:
@@ -115,6 +117,7 @@ class PFNM(OneShot):
             [stack.layers(theta) for theta in update.theta],
             self.how,
             shares=update.shares,
+            top_down=self.top_down,
             observe_missing=self.observe_missing,
             memory=None if before is None else of_clients(before, clients),
             seed=int(server.seed),

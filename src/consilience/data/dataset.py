@@ -308,14 +308,26 @@ class Data:
     def signed(self) -> Data:
         """Images of bytes scaled to −1 (black) … 1 (the brightest training pixel), as a DCGAN generates them; other
         data unchanged."""
-        train, test = self.train, self.test
-        if train.scale is None or train.x.dtype != torch.uint8 or train.x.dim() != 4 or not len(train):
-            return self
-        if by_index(train.x):
+        return self if self.train.scale is None or not self._has_images else self.scaled(-1.0, 1.0)
+
+    def scaled(self, low: float = 0.0, high: float = 1.0) -> Data:
+        """Images of bytes scaled to `low` (black) … `high` (the brightest training pixel) instead of standardised; by
+        default to [0, 1], as torchvision's `ToTensor` does."""
+        if not self._has_images:
+            raise DataError(f"{self.train.name}: only images of bytes can be scaled; its x is {form(self.train.x)}")
+        x = self.train.x
+        if isinstance(x, Rows):
             raise DataError(
-                f"{train.name}: the brightest pixel of images that are read by index is not known: give scale = 2 / "
-                "brightest and shift = -1 yourself"
+                f"{self.train.name}: the brightest pixel of images that are read by index is not known: give scale and "
+                "shift yourself, such as scale = 1 / 255"
             )
-        scale = torch.full_like(train.scale, 2 / max(1, int(train.x.max())))
-        shift = torch.full_like(scale, -1.0)
-        return Data(replace(train, scale=scale, shift=shift), replace(test, scale=scale, shift=shift))
+        shape = (x.shape[1], 1, 1)
+        scale = torch.full(shape, (high - low) / max(1, int(x.max())), device=x.device)
+        shift = torch.full_like(scale, low)
+        parts = (self.train, self.test, self.calibration)
+        return Data(*(None if part is None else replace(part, scale=scale, shift=shift) for part in parts))
+
+    @property
+    def _has_images(self) -> bool:
+        x = self.train.x
+        return isinstance(x, Tensor | Rows) and x.dtype == torch.uint8 and x.dim() == 4 and len(x) > 0

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from consilience.core import DataError, record
 from consilience.matching.beta_bernoulli import BetaBernoulli
-from consilience.matching.clusters import Clusterer, Clusters, Known, Units
+from consilience.matching.clusters import Clusterer, Clusters, Known
+from consilience.matching.coordinates import Layer, Network, Placed, columns_of, repeats, units_of
 
-Layer = tuple[Tensor, Tensor | None]
-Network = Sequence[Layer]
 BIAS = 0.1  # prior mean of biases, and their initial value in the authors' code
 
 
@@ -50,6 +49,7 @@ def match(
     how: Clusterer | None = None,
     *,
     shares: Tensor | None = None,
+    top_down: bool = False,
     observe_missing: bool = True,
     memory: Memory | None = None,
     seed: int = 0,
@@ -58,44 +58,49 @@ def match(
 
     A network is a list of layers, from input to output: weight [out, in, …] and bias [out] (or None). Units may be
     neurons or channels: a kernel, or the positions of a channel in front of a linear layer, is a longer vector.
-    `how` is `BetaBernoulli` unless given. `shares` [J, C] is the share of each class's examples that a client holds: it
-    scales the precision of the client's weights to that class's output. Layers are matched from the top down, on bias
-    and outgoing weights, the lowest also on incoming ones. A client's weights to global units that it does not have are
-    observed zeros, or not observed without `observe_missing`."""
+    `how` is `BetaBernoulli` unless given.
+
+    Layers are matched one after another. Units are compared by their biases and by their weights to neighbouring layers
+    that are in global coordinates already. From the bottom up these are the incoming weights; `top_down`, the paper's
+    order, the outgoing ones. The last layer of either order has both, so that every weight is compared once. A client's
+    weights to global units that it does not have are observed zeros, or not observed without `observe_missing`.
+
+    `shares` [J, C] are the clients' shares of the examples of each class, n_jc / n_c: a client's weights to output c
+    have the precision (n_jc / n_c) / σ², all others 1 / σ²."""
     how = how or BetaBernoulli()
     nets = _checked(networks, shares)
-    if memory is not None and not _fits(memory, nets):
-        raise DataError("the memory is of other networks: other clients, depth, inputs, outputs or biases")
-    hidden, outputs = len(nets[0]) - 1, len(nets[0][-1][0])
-    dtype, device = networks[0][0][0].dtype, networks[0][0][0].device
-    above = [torch.arange(outputs) for _ in nets]
-    known_above = outputs
-    precision = list(torch.ones(len(nets), outputs).double() if shares is None else shares.double().cpu())
-    bias, bias_state = _output_bias(nets, how, precision, memory)
-    layers: list[Layer] = [(nets[0][-1][0], bias)]
-    found: list[Clusters] = []
-    states: list[Known] = []
-    for h in reversed(range(hidden)):
-        below = math.prod(nets[0][0][0].shape[1:]) if h == 0 else 0
-        biased = nets[0][h][1] is not None
-        units = [_units(net, h, a, known_above, p) for net, a, p in zip(nets, above, precision, strict=True)]
-        mean = torch.zeros(units[0].values.shape[1], dtype=torch.float64)
-        mean[below : below + biased] = BIAS
-        known = None if memory is None else _grown(memory.layers[h], how, mean)
-        clusters = how.cluster(units, mean, known, seed + h)
-        incoming, b, outgoing = clusters.mean.split_with_sizes([below, int(biased), len(mean) - below - biased], dim=1)
-        layers[0] = (_outgoing(outgoing, known_above, nets[0][h + 1][0]), layers[0][1])
-        weight = incoming.reshape(len(clusters), *nets[0][0][0].shape[1:]) if h == 0 else incoming  # or with the next
-        layers.insert(0, (weight, b.flatten() if biased else None))
-        found.insert(0, clusters)
-        states.insert(0, _remembered(clusters, known, len(nets)))
-        above, known_above = clusters.assignments, len(clusters)
-        precision = [_present(a, known_above, observe_missing) for a in above]
+    if memory is not None and not _fits(memory, nets, top_down):
+        raise DataError("the memory is of other networks: other clients, depth, inputs, outputs, biases, or the order")
+    hidden, inputs, outputs = len(nets[0]) - 1, nets[0][0][0].shape[1], len(nets[0][-1][0])
+    seen = torch.ones(len(nets), outputs).double() if shares is None else shares.double().cpu()
+    output_bias, bias_state = _output_bias(nets, how, list(seen), memory)
+    weights, biases = [weight for weight, _ in nets[0]], [*[None] * hidden, output_bias]
+    placed = {-1: Placed.alike(torch.ones(len(nets), inputs).double()), hidden: Placed.alike(seen)}
+    found: dict[int, Clusters] = {}
+    states: dict[int, Known] = {}
+    for h in reversed(range(hidden)) if top_down else range(hidden):
+        below, above = placed.get(h - 1), placed.get(h + 1)
+        units = [units_of(net, j, h, below, above) for j, net in enumerate(nets)]
+        columns = columns_of(nets[0], h, below.width if below else 0, above.width if above else 0)
+        mean = torch.zeros(sum(columns), dtype=torch.float64)
+        mean[columns[0] : columns[0] + columns[1]] = BIAS
+        known = None if memory is None else _grown(memory.layers[h], how, mean, None if top_down else columns[0])
+        found[h] = clusters = how.cluster(units, mean, known, seed + h)
+        states[h] = _remembered(clusters, known, len(nets))
+        incoming, b, outgoing = clusters.mean.split_with_sizes(columns, dim=1)
+        if below:
+            weights[h] = incoming.reshape(len(clusters), -1, *weights[h].shape[2:])
+        if above:
+            grouped = outgoing.reshape(len(clusters), above.width, -1).transpose(0, 1)
+            weights[h + 1] = grouped.reshape(above.width, -1, *weights[h + 1].shape[2:])
+        biases[h] = b.flatten() if columns[1] else None
+        placed[h] = Placed.of(clusters, observe_missing)
+    like = networks[0][0][0]
     return Matched(
-        [(w.to(device, dtype), None if b is None else b.to(device, dtype)) for w, b in layers],
-        [clusters.assignments for clusters in found],
-        [clusters.trace for clusters in found],
-        Memory(tuple(states), bias_state),
+        [(w.to(like), None if b is None else b.to(like)) for w, b in zip(weights, biases, strict=True)],
+        [found[h].assignments for h in range(hidden)],
+        [found[h].trace for h in range(hidden)],
+        Memory(tuple(states[h] for h in range(hidden)), bias_state),
     )
 
 
@@ -141,7 +146,7 @@ def _checked(networks: Sequence[Network], shares: Tensor | None) -> list[list[La
                 )
             if h == 0 and weight.shape != (len(weight), *like.shape[1:]):
                 raise DataError(f"{where} takes {weight.shape[1]} inputs, client 0's takes {like.shape[1]}")
-            if h and (weight.shape[1] % len(net[h - 1][0]) or _repeats(net, h) != _repeats(first, h)):
+            if h and (weight.shape[1] % len(net[h - 1][0]) or repeats(net, h) != repeats(first, h)):
                 raise DataError(f"{where} takes {weight.shape[1]} inputs from {len(net[h - 1][0])} units")
         if len(net[-1][0]) != len(first[-1][0]):
             raise DataError(f"client {j} has {len(net[-1][0])} outputs, client 0 has {len(first[-1][0])}")
@@ -153,57 +158,22 @@ def _checked(networks: Sequence[Network], shares: Tensor | None) -> list[list[La
     return nets
 
 
-def _fits(memory: Memory, nets: Sequence[Network]) -> bool:
+def _fits(memory: Memory, nets: Sequence[Network], top_down: bool) -> bool:
     """True if a stream can continue with these networks."""
-    first = nets[0]
-    if len(memory.layers) != len(first) - 1 or (memory.bias is None) != (first[-1][1] is None):
+    first, hidden = nets[0], len(nets[0]) - 1
+    if len(memory.layers) != hidden or (memory.bias is None) != (first[-1][1] is None):
         return False
-    widths = [*(len(known.eta) for known in memory.layers), len(first[-1][0])]
-    sizes = [
-        (math.prod(weight.shape[1:]) if h == 0 else 0)
-        + (bias is not None)
-        + widths[h + 1] * _repeats(first, h + 1) * math.prod(first[h + 1][0].shape[2:])
-        for h, (weight, bias) in enumerate(first[:-1])
-    ]
-    return all(
-        known.eta.shape[1] == size and len(known.counts) == len(nets)
-        for known, size in zip(memory.layers, sizes, strict=True)
-    )
+    widths = [first[0][0].shape[1], *(len(known.eta) for known in memory.layers), len(first[-1][0])]
+    for h, known in enumerate(memory.layers):
+        below = widths[h] if h == 0 or not top_down else 0
+        above = widths[h + 2] if h == hidden - 1 or top_down else 0
+        if known.eta.shape[1] != sum(columns_of(first, h, below, above)) or len(known.counts) != len(nets):
+            return False
+    return True
 
 
 def _host(weights: Tensor) -> Tensor:
     return weights.detach().to("cpu", torch.float64)
-
-
-def _repeats(net: Network, h: int) -> int:
-    """Inputs of layer h for each unit below: the positions of a channel that was flattened."""
-    return net[h][0].shape[1] // len(net[h - 1][0])
-
-
-def _units(net: Network, h: int, above: Tensor, width: int, precision: Tensor) -> Units:
-    """A client's hidden layer h: a row [incoming (if lowest) | bias | outgoing] a unit, with outgoing weights in the
-    columns of the global layer above, of `width`. Outgoing comes last: a wider layer above adds columns."""
-    (weight, bias), onward = net[h], net[h + 1][0]
-    own = onward.reshape(len(onward), len(weight), -1).transpose(0, 1)  # [units, units above, kernel]
-    outgoing = own.new_zeros(len(weight), width, own.shape[2]).index_add_(1, above, own)
-    outgoing /= torch.bincount(above, minlength=width).clamp_min(1).view(1, -1, 1)  # DP-means may merge a client's own
-    parts = [*([weight.flatten(1)] if h == 0 else []), *([] if bias is None else [bias.unsqueeze(1)])]
-    seen = torch.ones(sum(part.shape[1] for part in parts), dtype=torch.float64)
-    return Units(
-        torch.cat([*parts, outgoing.flatten(1)], dim=1), torch.cat([seen, precision.repeat_interleave(own.shape[2])])
-    )
-
-
-def _outgoing(values: Tensor, width: int, like: Tensor) -> Tensor:
-    """The weight of the layer above, [width, units, …], from its columns by unit."""
-    grouped = values.reshape(len(values), width, -1).transpose(0, 1)
-    return grouped.reshape(width, -1, *like.shape[2:])
-
-
-def _present(assignment: Tensor, width: int, observe_missing: bool) -> Tensor:
-    if observe_missing:
-        return torch.ones(width, dtype=torch.float64)
-    return torch.zeros(width, dtype=torch.float64).index_fill_(0, assignment, 1.0)
 
 
 def _output_bias(
@@ -222,10 +192,15 @@ def _output_bias(
     return eta / lam, (eta, lam)
 
 
-def _grown(known: Known, how: Clusterer, mean: Tensor) -> Known:
-    """Known units in the coordinates of a layer above that may have become wider."""
-    eta, lam = (t.expand(len(known.eta), -1).clone() for t in how.prior(mean))
-    eta[:, : known.eta.shape[1]], lam[:, : known.lam.shape[1]] = known.eta, known.lam
+def _grown(known: Known, how: Clusterer, mean: Tensor, end: int | None) -> Known:
+    """Known units in the coordinates of a layer that may have become wider: its last columns, those before `end`, are
+    new, and have their prior."""
+    size, more = len(known.eta), len(mean) - known.eta.shape[1]
+    at = (len(mean) if end is None else end) - more
+    eta, lam = (
+        torch.cat([old[:, :at], prior[at : at + more].expand(size, -1), old[:, at:]], dim=1)
+        for old, prior in zip((known.eta, known.lam), how.prior(mean), strict=True)
+    )
     return Known(eta, lam, known.counts, known.step)
 
 

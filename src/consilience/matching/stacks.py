@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from consilience.core.errors import TaskError
-from consilience.matching.networks import Layer, slice_of
+from consilience.matching.coordinates import Layer
+from consilience.matching.networks import slice_of
 
 
 @dataclass(frozen=True)

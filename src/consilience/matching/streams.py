@@ -7,7 +7,8 @@ from torch import Tensor
 
 from consilience.core import keys
 from consilience.matching.clusters import Known
-from consilience.matching.networks import Layer, Memory, slice_of
+from consilience.matching.coordinates import Layer
+from consilience.matching.networks import Memory, slice_of
 
 
 def restart(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+from consilience.algorithms import PFNM
 from consilience.figures.panels import Curve, Panel, Panels
 from consilience.matching import BetaBernoulli, DPMeans
 from consilience.optim import AMSGrad
@@ -27,33 +28,41 @@ from consilience.recipes.pfnm_local import (
     matched,
     trained,
 )
+from consilience.recipes.pfnm_variants import EvenShares
 from consilience.studies.comparison import Comparison
 
 MNIST = AMSGrad(lr=0.01, epochs=10, batch_size=32, weight_decay=1e-6)
 CIFAR10 = AMSGrad(lr=0.001, epochs=10, batch_size=32, weight_decay=1e-5)
 SPLITS = ("heterogeneous", "homogeneous")
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)  # of DP-means
-VARIANCES, MASSES = (0.1, 0.5, 1.0), (1e-3, 1.0, 50.0)  # the authors' grid of σ² and γ₀
+VARIANCES = (0.1, 0.5, 1.0)  # the authors' grid of σ²
 NARROW = 20  # hidden units in a quick run
 TEXT = (
     "Clients train networks of their own and communicate with the server once. “heterogeneous”: every class is "
-    "partitioned by Dirichlet 0.5, sizes balanced, as in the authors' code. PFNM has σ² = 1, σ₀² = 10, γ₀ = 1; "
-    "“tuned” are σ² and γ₀ from the authors' grid that are best on training data, and so is the penalty of "
-    "DP-means, one of five. FedAvg starts all clients at the same weights and has three times their width. “local "
-    "average” is the mean score of the clients' own networks. The last four methods have more than one network to "
-    "predict with (ensembles), all inputs in one place (distillation, 500 units a layer), or ten rounds (downpour "
-    "SGD). “width” counts the hidden units that a prediction needs."
+    "partitioned by Dirichlet 0.5, sizes balanced, as in the authors' code. Pixels are in [0, 1]. PFNM has σ² = 1, "
+    "σ₀² = 10, γ₀ = 1, and matches layers from the bottom up, or “top-down” as in the paper. “σ² tuned” is the σ² of "
+    "0.1, 0.5 and 1 that is best on training data, as in the paper, and so is the penalty of DP-means, one of five. "
+    "FedAvg starts all clients at the same weights and has three times their width. “local average” is the mean score "
+    "of the clients' own networks. The last four methods have more than one network to predict with (ensembles), all "
+    "inputs in one place (distillation, 500 units a layer), or ten rounds (downpour SGD). “width” counts the hidden "
+    "units that a prediction needs."
 )
 
 CONSTRAINED: dict[str, Callable[[Trained], dict[str, float]]] = {
-    "PFNM": lambda local: matched(local, BetaBernoulli()),
-    "PFNM, γ₀ = 1e-5": lambda local: matched(local, BetaBernoulli(mass=1e-5)),
-    "DP-means": lambda local: best_of(local, [DPMeans(penalty) for penalty in PENALTIES]),
+    "PFNM": lambda local: matched(local, PFNM()),
+    "PFNM, γ₀ = 1e-5": lambda local: matched(local, PFNM(how=BetaBernoulli(mass=1e-5))),
+    "DP-means": lambda local: best_of(local, [PFNM(how=DPMeans(penalty)) for penalty in PENALTIES]),
     "FedAvg, one shot": averaged_once,
     "local average": local_average,
 }
-TUNED: dict[str, Callable[[Trained], dict[str, float]]] = {
-    "PFNM, tuned": lambda local: best_of(local, [BetaBernoulli(v, mass=m) for v, m in product(VARIANCES, MASSES)])
+DEEP: dict[str, Callable[[Trained], dict[str, float]]] = {
+    "PFNM, σ² tuned": lambda local: best_of(local, [PFNM(how=BetaBernoulli(v)) for v in VARIANCES]),
+    "PFNM, shares × J": lambda local: matched(local, PFNM(how=EvenShares())),
+    "PFNM, top-down": lambda local: matched(local, PFNM(top_down=True)),
+    "PFNM, top-down, shares × J": lambda local: matched(local, PFNM(how=EvenShares(), top_down=True)),
+    "PFNM, top-down, σ² tuned": lambda local: best_of(
+        local, [PFNM(how=BetaBernoulli(v), top_down=True) for v in VARIANCES]
+    ),
 }
 RESOURCEFUL: dict[str, Callable[[Trained], dict[str, float]]] = {
     "ensemble": lambda local: ensembled(local, by_class=False),
@@ -83,7 +92,7 @@ class Study:
         """All methods on one federation."""
         local = trained(case, self.data, self.train, quick)
         shown = {name for names in self.figures.values() for name in names}
-        return {name: score(local) for name, score in (CONSTRAINED | TUNED | RESOURCEFUL).items() if name in shown}
+        return {name: score(local) for name, score in (CONSTRAINED | DEEP | RESOURCEFUL).items() if name in shown}
 
     def case(self, split: str, value: int, seed: int, quick: bool = False) -> Case:
         """A point of the sweep, with narrow networks in a quick run."""
@@ -150,6 +159,6 @@ CIFAR10_STUDY = replace(
 DEEP_STUDY = Study(
     "pfnm-deep", "One-shot learning with up to six hidden layers", "mnist", MNIST, sweep=(1, 2, 3, 4, 5, 6), main=2,
     at=lambda layers: (10, (50,) * layers), axis="hidden layers", few=(2,),
-    figures={"By depth": ["PFNM", *TUNED, *RESOURCEFUL]},
+    figures={"By depth": ["PFNM", *DEEP, *RESOURCEFUL]},
 )  # fmt: skip
 RECIPES = (MNIST_STUDY.recipe(5), CIFAR10_STUDY.recipe(3), DEEP_STUDY.recipe(3))

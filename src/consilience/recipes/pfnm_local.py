@@ -14,7 +14,6 @@ from consilience.core.files import write_atomically
 from consilience.core.seals import seal_json
 from consilience.data import Data, Dataset, Federation, Info, load, partition
 from consilience.evaluation.scores import evaluate
-from consilience.matching import BetaBernoulli, Clusterer
 from consilience.metrics import spread
 from consilience.models import mlp
 from consilience.optim import AMSGrad
@@ -101,8 +100,8 @@ def network(inputs: Sequence[int], hidden: Sequence[int], seed: int) -> nn.Modul
 
 
 def loaded(name: str, quick: bool) -> Data:
-    """A data set; every fiftieth example of it in a quick run."""
-    data = load(name)
+    """A data set with pixels in [0, 1], as in the authors' code; every fiftieth example of it in a quick run."""
+    data = load(name).scaled()
     if not quick:
         return data
     parts = (part[::QUICK] for part in (data.train, data.test))
@@ -125,10 +124,10 @@ def trained(case: Case, name: str, train: AMSGrad, quick: bool) -> Trained:
     return Trained(case, data, federation, run, train)
 
 
-def best_of(local: Trained, choices: Sequence[Clusterer]) -> dict[str, float]:
-    """Scores of the clustering that is best on training data, which the paper used and a server does not have."""
+def best_of(local: Trained, methods: Sequence[PFNM]) -> dict[str, float]:
+    """Scores of the method that is best on training data, which the paper used and a server does not have."""
     some = local.data.train[:: max(1, len(local.data.train) // 5000)]
-    tried = [local.fused(PFNM(how=how)) for how in choices]
+    tried = [local.fused(method) for method in methods]
     accuracies = [local.scored(task, belief, some)["accuracy"] for task, belief in tried]
     task, belief = tried[accuracies.index(max(accuracies))]
     return local.scored(task, belief)
@@ -164,9 +163,9 @@ def downpour(local: Trained) -> dict[str, float]:
     return local.fitted(method, local.case.hidden, rounds=local.train.epochs)
 
 
-def matched(local: Trained, how: BetaBernoulli, data: Dataset | None = None) -> dict[str, float]:
-    """Matching by a Beta-Bernoulli process, scored on test data or others."""
-    return local.scored(*local.fused(PFNM(how=how)), data)
+def matched(local: Trained, method: PFNM, data: Dataset | None = None) -> dict[str, float]:
+    """A method that fuses the networks, scored on test data or others."""
+    return local.scored(*local.fused(method), data)
 
 
 def kept(options: Options, slug: str, work: Callable[[], Scores]) -> Scores:

@@ -12,7 +12,7 @@ from consilience.matching import BetaBernoulli
 from consilience.recipes.base import Options, Recipe, compared, finished
 from consilience.recipes.pfnm import MNIST, NARROW, SPLITS
 from consilience.recipes.pfnm_local import Case, Scores, in_rows, kept, loaded, matched, network, shared_out, trained
-from consilience.recipes.pfnm_variants import Authors, Capped, Printed, WithoutPenalty
+from consilience.recipes.pfnm_variants import Authors, Capped, EvenPriors, EvenShares, Printed, WithoutPenalty
 from consilience.studies import Comparison, Setting
 from consilience.tasks.supervised import Classification
 
@@ -28,6 +28,8 @@ def variants() -> dict[str, BetaBernoulli]:
         "both (the authors')": Authors(),
         "no −2 log t": WithoutPenalty(),
         "one sweep": BetaBernoulli(sweeps=1),
+        "shares × J": EvenShares(),
+        "shares and prior × J": EvenPriors(),
     }
 
 
@@ -40,10 +42,10 @@ def sensitivity(options: Options) -> Comparison:
     def work(case: Case) -> Scores:
         local = trained(case, "mnist", MNIST, options.quick)
         some = local.data.train[:: 1 if options.quick else 6]
-        found = {name: matched(local, how) for name, how in variants().items()}
+        found = {name: matched(local, PFNM(how=how)) for name, how in variants().items()}
         for mass, prior, variance in grid[:: 9 if options.quick else 1]:
             how = BetaBernoulli(variance=variance, prior_variance=prior, mass=mass)
-            found[_setting(mass, prior, variance)] = matched(local, how, some)
+            found[_setting(mass, prior, variance)] = matched(local, PFNM(how=how), some)
         return found
 
     tables = []

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 import consilience as cs
 from consilience.core.errors import DataError
+from consilience.data import Data, Dataset
 
 X = torch.arange(12.0).view(4, 3)
 Y = torch.tensor([0, 1, 1, 0])
@@ -199,3 +200,31 @@ def test_names_may_come_as_an_array() -> None:
 def test_owners_that_are_names_get_a_sentence() -> None:
     names = ["Basel", "Chur", "Basel", "Chur"]
     assert "numpy.unique(…, return_inverse=True)" in refused(lambda: cs.Federation.from_owner(silo(), names))
+
+
+def images(top=255, count=6):
+    """Images of bytes, standardised, whose brightest pixel is `top`."""
+    x = torch.randint(top + 1, (count, 3, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    x[0, 0, 0, 0] = top
+    scale = torch.tensor([0.01, 0.02, 0.03]).view(3, 1, 1)
+    return Dataset(x, torch.arange(count) % 2, scale=scale, shift=-scale, name="images")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "low", "high"), [((), 0.0, 1.0), ((-1.0, 1.0), -1.0, 1.0), ((0.0, 255.0), 0.0, 255.0)]
+)
+@pytest.mark.parametrize("top", [255, 16])
+def test_images_are_scaled_between_bounds(bounds, low, high, top):
+    part = images(top)
+    data = Data(part, part[1:], part[:3]).scaled(*bounds)
+    for scaled in (data.train, data.test, data.calibration):
+        inputs = scaled.inputs(torch.arange(len(scaled)))
+        torch.testing.assert_close(inputs, low + (high - low) * scaled.x.float() / top)
+    assert Data(part, part).scaled().calibration is None
+
+
+def test_only_images_are_scaled():
+    table = Dataset(torch.randn(4, 3), torch.arange(4) % 2, name="table")
+    with pytest.raises(DataError, match="table: only images of bytes can be scaled"):
+        Data(table, table).scaled()
+    assert Data(table, table).signed().train is table

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 from consilience.core import records
 from consilience.core.errors import DataError
 from consilience.matching import BetaBernoulli, DPMeans, match, slice_of
+from consilience.recipes.pfnm_variants import WithoutPenalty
 from support.nets import BIAS, conv_net, draws, forward, net, permuted
 
 quick = settings(max_examples=8, deadline=None)
@@ -17,6 +20,7 @@ ORIGINALS = {
     "no biases": net(3, 5, 4, 2, bias=False),
     "convolutions": conv_net(),
 }
+orders_of_layers = pytest.mark.parametrize("top_down", [False, True], ids=["bottom up", "top down"])
 originals = pytest.mark.parametrize("original", list(ORIGINALS.values()), ids=list(ORIGINALS))
 
 
@@ -30,46 +34,58 @@ def unlike(count, seed=0, hidden=1, spread=3):
     return [net(3, *widths[j], 2, seed=10 * seed + j + 1) for j in range(count)]
 
 
-def evidence(nets, assignments, h, how, shares=None, observe_missing=True, width=None):
-    """(η, λ) that the clients bring to the global units of hidden layer h, weight by weight; prior left out."""
-    top = h == len(nets[0]) - 2
-    outputs = len(nets[0][-1][0])
-    width = outputs if top else width or 1 + max(int(a.max()) for a in assignments[h + 1])
-    count = 1 + max(int(a.max()) for a in assignments[h])
-    inputs = nets[0][0][0].shape[1] if h == 0 else 0
-    eta = torch.zeros(count, inputs + 1 + width, dtype=torch.float64)
+def evidence(nets, assignments, h, how, shares=None, observe_missing=True, top_down=False, widths=None):
+    """(η, λ) that the clients bring to the global units of hidden layer h, weight by weight; prior left out. A row is
+    [incoming | bias | outgoing], without the weights that another layer has."""
+    hidden, inputs, outputs = len(nets[0]) - 1, nets[0][0][0].shape[1], len(nets[0][-1][0])
+    widths = widths or [1 + max(int(a.max()) for a in layer) for layer in assignments]
+    below = inputs if h == 0 else 0 if top_down else widths[h - 1]
+    above = outputs if h == hidden - 1 else widths[h + 1] if top_down else 0
+    eta = torch.zeros(widths[h], below + 1 + above, dtype=torch.float64)
     lam = torch.zeros_like(eta)
     for j, layers in enumerate(nets):
-        above = torch.arange(outputs) if top else assignments[h + 1][j]
+        under = range(inputs) if h == 0 else assignments[h - 1][j].tolist()
+        over = range(outputs) if h == hidden - 1 else assignments[h + 1][j].tolist()
         (weight, bias), onward = layers[h], layers[h + 1][0]
         for unit, atom in enumerate(assignments[h][j].tolist()):
-            values = {d: weight[unit, d] for d in range(inputs)} | {inputs: bias[unit]}
-            sure = dict.fromkeys(values, 1.0)
-            for k in range(width):
-                column = inputs + 1 + k
-                present = (above == k).nonzero().flatten().tolist()
-                values[column] = onward[present[0], unit] if present else 0.0
-                sure[column] = float(bool(present) or observe_missing)
-                if top and shares is not None:
-                    sure[column] = float(shares[j, k])
-            for d, value in values.items():
-                eta[atom, d] += sure[d] * value / how.variance
-                lam[atom, d] += sure[d] / how.variance
-    return eta, lam
+            said = {below: (bias[unit], 1.0)}
+            for columns, units, weights in (
+                (range(below), list(under), weight[unit]),
+                (range(below + 1, below + 1 + above), list(over), onward[:, unit]),
+            ):
+                for k, column in enumerate(columns):
+                    there = k in units
+                    said[column] = weights[units.index(k)] if there else 0.0, float(there or observe_missing)
+                    if shares is not None and h == hidden - 1 and column > below:
+                        said[column] = said[column][0], float(shares[j, k])
+            for column, (value, sure) in said.items():
+                eta[atom, column] += sure * value / how.variance
+                lam[atom, column] += sure / how.variance
+    return eta, lam, below
 
 
-def with_prior(eta, lam, how, inputs):
+def posterior(eta, lam, how, bias):
+    """The same with the prior; the bias is in this column."""
     lam0 = 1 / how.prior_variance
     eta = eta.clone()
-    eta[:, inputs] += BIAS * lam0
+    eta[:, bias] += BIAS * lam0
     return eta, lam + lam0
 
 
+def columns_of(found, h, top_down):
+    """The weights of the global network that row h holds."""
+    hidden = len(found.widths)
+    incoming = [found.layers[h][0]] if h == 0 or not top_down else []
+    outgoing = [found.layers[h + 1][0].T] if h == hidden - 1 or top_down else []
+    return torch.cat([*incoming, found.layers[h][1].unsqueeze(1), *outgoing], dim=1)
+
+
+@orders_of_layers
 @originals
 @pytest.mark.parametrize("clients", [2, 5])
-def test_permuted_copies_are_matched_back(original, clients):
+def test_permuted_copies_are_matched_back(original, clients, top_down):
     copies, orders = zip(*(permuted(original, seed) for seed in range(clients)), strict=True)
-    found = match(copies, FLAT)
+    found = match(copies, FLAT, top_down=top_down)
     assert found.widths == [len(weight) for weight, _ in original[:-1]]
     x = images(original)
     torch.testing.assert_close(forward(found.layers, x), forward(original, x), rtol=1e-5, atol=1e-5)
@@ -78,11 +94,12 @@ def test_permuted_copies_are_matched_back(original, clients):
             assert len({int(orders[j][h][found.assignments[h][j] == atom]) for j in range(clients)}) == 1
 
 
+@orders_of_layers
 @originals
 @pytest.mark.parametrize(("variance", "prior_variance"), [(1.0, 10.0), (0.5, 1.0)])
-def test_copies_shrink_towards_the_prior_mean(original, variance, prior_variance):
+def test_copies_shrink_towards_the_prior_mean(original, variance, prior_variance, top_down):
     copies = [permuted(original, seed)[0] for seed in range(4)]
-    found = match(copies, BetaBernoulli(variance, prior_variance))
+    found = match(copies, BetaBernoulli(variance, prior_variance), top_down=top_down)
     keep = 4 / (4 + variance / prior_variance)
     mine = slice_of(found.layers, [a[2] for a in found.assignments])
     for (weight, bias), (own, own_bias) in zip(mine, copies[2], strict=True):
@@ -92,11 +109,13 @@ def test_copies_shrink_towards_the_prior_mean(original, variance, prior_variance
 
 
 @quick
-@given(seeds, st.integers(1, 3), st.booleans())
-def test_permuting_clients_units_changes_nothing_but_order(seed, hidden, observe_missing):
+@given(seeds, st.integers(1, 3), st.booleans(), st.booleans())
+def test_permuting_clients_units_changes_nothing_but_order(seed, hidden, observe_missing, top_down):
     nets = unlike(3, seed, hidden)
     others, orders = zip(*(permuted(n, seed + j) for j, n in enumerate(nets)), strict=True)
-    one, two = (match(given_nets, seed=seed, observe_missing=observe_missing) for given_nets in (nets, others))
+    one, two = (
+        match(clients, seed=seed, observe_missing=observe_missing, top_down=top_down) for clients in (nets, others)
+    )
     assert one.widths == two.widths
     for a, b in zip(one.traces, two.traces, strict=True):
         assert b == pytest.approx(a, rel=1e-9)
@@ -111,11 +130,11 @@ def test_permuting_clients_units_changes_nothing_but_order(seed, hidden, observe
 
 
 @quick
-@given(seeds, st.integers(1, 3))
-def test_width_lies_between_the_widest_client_and_all_units(seed, hidden):
+@given(seeds, st.integers(1, 3), st.booleans())
+def test_width_lies_between_the_widest_client_and_all_units(seed, hidden, top_down):
     nets = unlike(4, seed, hidden)
     for how in (BetaBernoulli(), BetaBernoulli(mass=1e-300), BetaBernoulli(mass=1e300)):
-        for h, width in enumerate(match(nets, how).widths):
+        for h, width in enumerate(match(nets, how, top_down=top_down).widths):
             widths = [len(n[h][0]) for n in nets]
             assert max(widths) <= width <= sum(widths)
             if how.mass != 1:
@@ -123,27 +142,23 @@ def test_width_lies_between_the_widest_client_and_all_units(seed, hidden):
 
 
 @quick
-@given(seeds, st.integers(1, 3), st.booleans(), st.booleans())
-def test_a_global_weight_is_the_posterior_mean_of_what_clients_say(seed, hidden, observe_missing, shared):
+@given(seeds, st.integers(1, 3), st.booleans(), st.booleans(), st.booleans())
+def test_a_global_weight_is_the_posterior_mean_of_what_clients_say(seed, hidden, observe_missing, shared, top_down):
     nets, how = unlike(3, seed, hidden), BetaBernoulli(variance=0.5, prior_variance=2.0)
     shares = torch.tensor([[0.7, 0.0], [0.0, 0.0], [0.3, 0.0]]) if shared else None
-    found = match(nets, how, shares=shares, observe_missing=observe_missing)
+    found = match(nets, how, shares=shares, observe_missing=observe_missing, top_down=top_down)
     for h in range(hidden):
-        inputs = 3 if h == 0 else 0
-        parts = evidence(nets, found.assignments, h, how, shares, observe_missing)
-        eta, lam = with_prior(*parts, how, inputs)
+        eta, lam, bias = evidence(nets, found.assignments, h, how, shares, observe_missing, top_down)
+        eta, lam = posterior(eta, lam, how, bias)
         torch.testing.assert_close(found.memory.layers[h].eta, eta)
         torch.testing.assert_close(found.memory.layers[h].lam, lam)
-        mean = eta / lam
-        torch.testing.assert_close(found.layers[h][1], mean[:, inputs])
-        torch.testing.assert_close(found.layers[h + 1][0], mean[:, inputs + 1 :].T)
-        if h == 0:
-            torch.testing.assert_close(found.layers[0][0], mean[:, :3])
+        torch.testing.assert_close(columns_of(found, h, top_down), eta / lam)
 
 
-def test_one_client_alone_keeps_its_network_shrunk():
+@orders_of_layers
+def test_one_client_alone_keeps_its_network_shrunk(top_down):
     own, how = net(3, 4, 5, 2), BetaBernoulli(variance=0.5, prior_variance=2.0)
-    found = match([own], how)
+    found = match([own], how, top_down=top_down)
     keep = 1 / (1 + 0.25)
     assert found.widths == [4, 5]
     mine = slice_of(found.layers, [a[0] for a in found.assignments])
@@ -182,6 +197,14 @@ def test_a_slice_of_the_global_network_is_the_client_with_the_others_taken_out()
     torch.testing.assert_close(forward(mine, x), forward(copies[2], x) + gap, rtol=1e-5, atol=1e-5)
 
 
+@quick
+@given(seeds, st.integers(1, 3), st.booleans())
+def test_without_the_new_penalty_no_layers_objective_falls(seed, hidden, top_down):
+    found = match(unlike(4, seed, hidden), WithoutPenalty(variance=0.3), top_down=top_down, seed=seed)
+    for trace in found.traces:
+        assert all(later >= before - 1e-9 for before, later in pairwise(trace))
+
+
 # Missing connections
 
 
@@ -193,20 +216,23 @@ def test_missing_connections_do_not_matter_where_nothing_is_missing():
         assert torch.equal(b, b2)
 
 
-def test_an_unobserved_connection_keeps_its_prior():
+@orders_of_layers
+def test_an_unobserved_connection_keeps_its_prior(top_down):
     nets, how = unlike(2, hidden=2), BetaBernoulli(mass=1e300)
-    seen, unseen = (match(nets, how, observe_missing=observed) for observed in (True, False))
-    inputs, below, above = 3, seen.assignments[0][0], seen.assignments[1][1]  # from client 0's units to client 1's
+    seen, unseen = (match(nets, how, observe_missing=observed, top_down=top_down) for observed in (True, False))
+    below, above = seen.assignments[0][0], seen.assignments[1][1]  # from client 0's units to client 1's
     for found, lam in ((seen, 1.1), (unseen, 0.1)):
-        state = found.memory.layers[0]
-        absent = state.lam[below][:, inputs + 1 + above]
-        torch.testing.assert_close(absent, torch.full_like(absent, lam))
-        assert not bool(state.eta[below][:, inputs + 1 + above].any())
+        state = found.memory.layers[0 if top_down else 1]
+        absent = (below, 3 + 1 + above) if top_down else (above, below)
+        absent = state.lam[absent[0]][:, absent[1]], state.eta[absent[0]][:, absent[1]]
+        torch.testing.assert_close(absent[0], torch.full_like(absent[0], lam))
+        assert not bool(absent[1].any())
 
 
-def test_unobserved_kernels_keep_their_prior():
+@orders_of_layers
+def test_unobserved_kernels_keep_their_prior(top_down):
     nets, how = [conv_net(seed=1), conv_net(seed=2)], BetaBernoulli(mass=1e300)
-    found = match(nets, how, observe_missing=False)
+    found = match(nets, how, observe_missing=False, top_down=top_down)
     keep = 1 / 1.1
     for h, width in enumerate(found.widths[1:], start=1):  # nothing is matched: each client keeps its own, shrunk
         weight = found.layers[h][0].reshape(width, found.widths[h - 1], -1)
@@ -215,22 +241,60 @@ def test_unobserved_kernels_keep_their_prior():
             own = nets[j][h][0].reshape(len(mine), len(below), -1)
             torch.testing.assert_close(weight[mine][:, below], keep * own)
             assert not bool(weight[mine][:, found.assignments[h - 1][1 - j]].any())
-        lam = found.memory.layers[h - 1].lam[:, -weight[0, 0].numel() * width :].reshape(-1, width, weight.shape[2])
-        own_lam = torch.full_like(lam, 0.1)
+        size = weight[0].numel()
+        if top_down:
+            lam = found.memory.layers[h - 1].lam[:, -size // weight.shape[1] * width :]
+            lam = lam.reshape(-1, width, weight.shape[2]).transpose(0, 1)
+        else:
+            lam = found.memory.layers[h].lam[:, :size].reshape(weight.shape)
+        own_lam = torch.full_like(weight, 0.1)
         for j in range(2):
-            own_lam[found.assignments[h - 1][j][:, None], found.assignments[h][j]] = 1.1
+            own_lam[found.assignments[h][j][:, None], found.assignments[h - 1][j]] = 1.1
         torch.testing.assert_close(lam, own_lam)
 
 
-def test_missing_connections_pull_to_zero_when_observed():
+def test_missing_connections_above_pull_to_zero_when_observed():
     wide = net(3, 3, 4, 2)
     narrow = [(wide[0][0], wide[0][1]), (wide[1][0][:2], wide[1][1][:2]), (wide[2][0][:, :2], wide[2][1])]
-    seen, unseen = (match([wide, narrow], FLAT, observe_missing=observed) for observed in (True, False))
+    seen, unseen = (match([wide, narrow], FLAT, observe_missing=observed, top_down=True) for observed in (True, False))
     assert seen.widths == unseen.widths == [3, 4]
     at = seen.assignments[1][0][2:], seen.assignments[0][0]  # units above that the narrow client does not have
     torch.testing.assert_close(seen.layers[1][0][at[0]][:, at[1]], wide[1][0][2:] / 2, rtol=1e-6, atol=1e-6)
     at = unseen.assignments[1][0][2:], unseen.assignments[0][0]
     torch.testing.assert_close(unseen.layers[1][0][at[0]][:, at[1]], wide[1][0][2:], rtol=1e-6, atol=1e-6)
+
+
+def test_missing_connections_below_pull_to_zero_when_observed():
+    wide = net(3, 4, 3, 2)
+    narrow = [(wide[0][0][:2], wide[0][1][:2]), (wide[1][0][:, :2], wide[1][1]), wide[2]]
+    seen, unseen = (match([wide, narrow], FLAT, observe_missing=observed) for observed in (True, False))
+    assert seen.widths == unseen.widths == [4, 3]
+    for found, keep in ((seen, 0.5), (unseen, 1.0)):
+        above, below = found.assignments[1][0], found.assignments[0][0][2:]  # the narrow client lacks these below
+        torch.testing.assert_close(found.layers[1][0][above][:, below], keep * wide[1][0][:, 2:], rtol=1e-6, atol=1e-6)
+
+
+# Orders of layers
+
+
+@quick
+@given(seeds, st.booleans())
+def test_one_hidden_layer_has_one_order(seed, shared):
+    nets = unlike(3, seed)
+    shares = torch.tensor([[0.7, 0.1], [0.0, 0.4], [0.3, 0.5]]) if shared else None
+    one, two = (match(nets, shares=shares, top_down=top_down) for top_down in (False, True))
+    for layer, other in zip(one.layers, two.layers, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(layer, other, strict=True))
+
+
+@orders_of_layers
+def test_layers_are_told_apart_by_the_weights_that_come_first(top_down):
+    """Units of two clients with the same incoming weights and other outgoing ones, and the reverse."""
+    one, two = net(3, 4, 3, 2, seed=1), net(3, 4, 3, 2, seed=2)
+    mixed = [one[0], two[1], two[2]]  # below as in the first network, above as in the second
+    how = BetaBernoulli(variance=1e-3)
+    alike = match([one, mixed], how, top_down=top_down).widths, match([two, mixed], how, top_down=top_down).widths
+    assert alike == (([8, 6], [8, 3]) if top_down else ([4, 6], [8, 6]))
 
 
 # Class shares
@@ -276,30 +340,30 @@ def test_equal_shares_of_one_are_no_shares():
 
 
 @quick
-@given(seeds, st.integers(1, 3), st.booleans())
-def test_the_posterior_of_a_step_is_the_prior_of_the_next(seed, hidden, observe_missing):
+@given(seeds, st.integers(1, 3), st.booleans(), st.booleans())
+def test_the_posterior_of_a_step_is_the_prior_of_the_next(seed, hidden, observe_missing, top_down):
     how = BetaBernoulli(variance=0.5, prior_variance=2.0, mass=3.0)
     memory = None
     for step in range(4):
         nets = unlike(3, seed + step, hidden)
-        found = match(nets, how, memory=memory, observe_missing=observe_missing, seed=seed)
+        found = match(nets, how, memory=memory, observe_missing=observe_missing, top_down=top_down, seed=seed)
         for h in range(hidden):
-            inputs = 3 if h == 0 else 0
             now = found.memory.layers[h]
-            above = None if h == hidden - 1 else found.widths[h + 1]
-            new = evidence(nets, found.assignments, h, how, None, observe_missing, above)
-            zero = torch.zeros_like(now.eta)
-            eta, lam = with_prior(zero, zero, how, inputs)
+            new = evidence(nets, found.assignments, h, how, None, observe_missing, top_down, found.widths)
+            bias = new[2]
+            eta, lam = posterior(torch.zeros_like(now.eta), torch.zeros_like(now.eta), how, bias)
             if memory is not None:
                 before = memory.layers[h]
                 atoms, size = before.eta.shape
                 assert found.widths[h] >= atoms  # no unit dies
-                eta[:atoms, :size], lam[:atoms, :size] = before.eta, before.lam
-            eta[: len(new[0])] += new[0]
-            lam[: len(new[1])] += new[1]
+                end = now.eta.shape[1] if top_down else bias  # of the weights to a layer that may have become wider
+                old = torch.ones(now.eta.shape[1], dtype=torch.bool)
+                old[end - (now.eta.shape[1] - size) : end] = False
+                eta[:atoms, old], lam[:atoms, old] = before.eta, before.lam
+            eta, lam = eta + new[0], lam + new[1]
             torch.testing.assert_close(now.eta, eta)
             torch.testing.assert_close(now.lam, lam)
-            torch.testing.assert_close(found.layers[h + 1][0], (eta / lam)[:, inputs + 1 :].T)
+            torch.testing.assert_close(columns_of(found, h, top_down), eta / lam)
             assert int(now.step) == step + 2
             used = torch.zeros_like(now.counts)
             for j, assignment in enumerate(found.assignments[h]):
@@ -310,20 +374,22 @@ def test_the_posterior_of_a_step_is_the_prior_of_the_next(seed, hidden, observe_
         memory = found.memory
 
 
-def test_the_same_networks_again_are_the_same_units():
+@orders_of_layers
+def test_the_same_networks_again_are_the_same_units(top_down):
     nets = [permuted(net(3, 4, 5, 2), seed)[0] for seed in range(3)]
-    first = match(nets)
-    again = match(nets, memory=first.memory)
+    first = match(nets, top_down=top_down)
+    again = match(nets, memory=first.memory, top_down=top_down)
     assert again.widths == first.widths == [4, 5]
     for h in range(2):
         for a, b in zip(first.assignments[h], again.assignments[h], strict=True):
             assert torch.equal(a, b)
         prior = torch.zeros_like(first.memory.layers[h].eta)
-        eta, lam = with_prior(prior, prior, BetaBernoulli(), 3 if h == 0 else 0)
+        bias = evidence(nets, first.assignments, h, FLAT, top_down=top_down)[2]
+        eta, lam = posterior(prior, prior, BetaBernoulli(), bias)
         torch.testing.assert_close(again.memory.layers[h].eta, 2 * first.memory.layers[h].eta - eta)
         torch.testing.assert_close(again.memory.layers[h].lam, 2 * first.memory.layers[h].lam - lam)
         assert bool((again.memory.layers[h].counts == 2).all())
-    for h, after in enumerate(match(nets, memory=again.memory).memory.layers):
+    for h, after in enumerate(match(nets, memory=again.memory, top_down=top_down).memory.layers):
         assert int(after.step) == 4
         assert len(after.eta) == first.widths[h]
 
@@ -356,14 +422,16 @@ def test_dp_means_finds_copies_too():
     torch.testing.assert_close(forward(found.layers, x), forward(copies[0], x), rtol=1e-4, atol=1e-4)
 
 
-def test_dp_means_may_merge_a_clients_own_units():
+@orders_of_layers
+def test_dp_means_may_merge_a_clients_own_units(top_down):
     nets = unlike(3, hidden=2)
-    found = match(nets, DPMeans(penalty=1e9))
+    found = match(nets, DPMeans(penalty=1e9), top_down=top_down)
     assert found.widths == [1, 1]
     assert all(bool(t.isfinite().all()) for layer in found.layers for t in layer)
     top = torch.cat([n[1][1] for n in nets]).mean()
     assert float(found.layers[1][1]) == pytest.approx(float(top), rel=1e-5)
-    between = torch.cat([n[1][0].mean(0) for n in nets]).mean()  # over a client's own units above, then over all below
+    # Over a client's own units of the layer that is matched first, then over all of the other.
+    between = torch.cat([n[1][0].mean(0 if top_down else 1) for n in nets]).mean()
     assert float(found.layers[1][0]) == pytest.approx(float(between), rel=1e-5)
 
 
@@ -448,6 +516,12 @@ def test_shares_that_are_no_shares_are_refused(value):
 def test_another_federations_memory_is_refused(others):
     with pytest.raises(DataError, match="memory is of other networks"):
         match(others, memory=match([net(3, 4, 2)] * 3).memory)
+
+
+def test_memory_of_the_other_order_is_refused():
+    nets = [net(3, 4, 5, 2)] * 3
+    with pytest.raises(DataError, match=r"memory is of other networks: .* order"):
+        match(nets, memory=match(nets).memory, top_down=True)
 
 
 def test_memory_of_one_client_is_refused_for_two():
