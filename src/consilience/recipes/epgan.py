@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from consilience.algorithms import EPGAN, F2A, Algorithm, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN, SampledEPGAN
+from consilience.algorithms import EPGAN, F2A, Algorithm, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN, SignalEPGAN
 from consilience.data import Dataset, Federation, load, partition
 from consilience.engines.simulator import Simulator
 from consilience.figures.pictures import Picture, Pictures
@@ -79,7 +79,7 @@ class Images:
         """The paper's methods, and two more."""
         plain, noisy = self.train, replace(self.train, noise=6e-4)
         served, generator = replace(plain, epochs=1, longest=SERVED), replace(plain, epochs=1, longest=None)
-        ep = EPGAN(noisy, scale=self.scale)
+        ep = SignalEPGAN(noisy, scale=self.scale)
         return {
             GAN: FedGAN(plain, single=True),
             BAYES: BayesGAN(noisy),
@@ -90,7 +90,7 @@ class Images:
             EP: ep,
             MIXTURE: replace(ep, components=10),
             SPRING: Spring(noisy, scale=self.scale),
-            SAMPLES: SampledEPGAN(noisy, scale=self.scale),
+            SAMPLES: EPGAN(noisy, scale=self.scale),
         }
 
     def setting(self, split: str, seed: int, quick: bool) -> Setting:

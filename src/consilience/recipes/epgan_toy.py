@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from consilience.algorithms import EPGAN, Algorithm, BayesGAN, FedGAN, ProbGAN, SampledEPGAN, Switch
+from consilience.algorithms import EPGAN, Algorithm, BayesGAN, FedGAN, ProbGAN, SignalEPGAN, Switch
 from consilience.algorithms.switch import Method
 from consilience.core.records import rows as of_clients
 from consilience.data import Cohort, Dataset, Federation
@@ -94,7 +94,7 @@ def with_epochs(method: Algorithm, epochs: int) -> Algorithm:
 def methods() -> dict[str, Algorithm]:
     """The paper's methods, and two more."""
     noisy = replace(TRAIN, noise=6e-4)
-    ep = EPGAN(noisy, scale=0.01)
+    ep = SignalEPGAN(noisy, scale=0.01)
     return {
         WGAN: FedGAN(TRAIN, single=True),
         BAYES: BayesGAN(noisy),
@@ -103,7 +103,7 @@ def methods() -> dict[str, Algorithm]:
         EP: ep,
         MIXTURE: replace(ep, components=4),
         SPRING: Spring(noisy, scale=0.01),
-        DRAWN: SampledEPGAN(noisy, scale=0.01),
+        DRAWN: EPGAN(noisy, scale=0.01),
         PRINTED: Printed(noisy, scale=0.01),
     }
 
