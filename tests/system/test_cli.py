@@ -483,9 +483,9 @@ def test_gans_are_tuned_and_compared(gan: Command, tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     result = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert {row["method"] for row in result["rows"]} == {"FedGAN", "ProbGAN", "EP-ProbGAN"}
-    assert {"precision", "recall"} <= {row["metric"] for row in result["rows"]}
+    assert {"precision@2000", "recall@2000"} <= {row["metric"] for row in result["rows"]}
     assert [entry["trials"] for entry in result["tuning"]] == [2, 2, 2]
-    assert {entry["metric"] for entry in result["tuning"]} <= {"precision", "recall"}
+    assert {entry["metric"] for entry in result["tuning"]} <= {"precision@2000", "recall@2000"}
     for entry in result["runs"]:
         assert "Generated and real" in (tmp_path / "c" / entry["directory"] / "report.html").read_text()
 

@@ -1,7 +1,7 @@
 """Players: clients train generators and discriminators on their own examples, and the server averages both."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from consilience.tasks.task import Task
 PAST = "past"  # the part with the running mean of the discriminators' last layers
 EVERY = 10  # the mean takes the last layers after every tenth step
 NOISE = 0.03 * 0.02**0.5  # in codes of Bayesian GANs: 0.03 times a number of variance 0.02, added to the gradient
-ADAM = Adam(lr=2e-4, beta1=0.5, batch_size=64)
-NOISY = Adam(lr=2e-4, beta1=0.5, batch_size=64, noise=NOISE)
+ADAM = Adam(lr=5e-4, beta1=0.5, beta2=0.9, batch_size=64)
+NOISY = replace(ADAM, noise=NOISE)
 
 
 def adversarial(task: Task, method: str, single: bool = False) -> Adversarial:
@@ -48,7 +48,7 @@ class Players(Averaging):
     one discriminator. Subclasses may set `history` and `single`, as fields or not, and override `weight_prior`."""
 
     train: Chain = ADAM
-    critic_steps: Count | None = 1
+    critic_steps: Count | None = 5
     generated: Count = 1
     average: Fraction = 0.0
     interpolate: Fraction = 0.0
