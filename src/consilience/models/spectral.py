@@ -57,7 +57,9 @@ class SpectralConv2d(nn.Conv2d):
     start: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.weight / largest_singular_value(self.weight, self.start), self.bias)
+        weight = self.weight / largest_singular_value(self.weight, self.start)
+        made: Tensor = self._conv_forward(x, weight, self.bias)
+        return made
 
 
 KINDS: dict[type, type] = {nn.Linear: SpectralLinear, nn.Conv2d: SpectralConv2d}

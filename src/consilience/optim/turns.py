@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,15 +17,50 @@ from consilience.core.gaussian import Gaussian
 from consilience.core.records import Tree, rows
 from consilience.data.batch import Batch
 
-if TYPE_CHECKING:
-    from consilience.optim.chain import Chain
-
 Memory = tuple[Tensor, ...]
 Gradient = Callable[..., tuple[Tensor, Tensor]]  # (θ, batch, *own, shared=) → (gradient [k, P], loss [k])
 StepSize = float | Tensor  # one for all, one for each client [k, 1], or one for each parameter [k, P]
 # Called after a step with (the number of steps that its clients have taken in this round [k, 1], θ [k, P]). It may
 # change θ in place.
 Look = Callable[[Tensor, Tensor], None]
+
+
+class Steps(Protocol):
+    """What a `Mover` needs of a chain."""
+
+    @property
+    def lr(self) -> float:
+        """The step size."""
+
+    @property
+    def schedule(self) -> object:
+        """What changes the step size, or None."""
+
+    @property
+    def decay(self) -> float:
+        """The weight decay that is part of the gradient."""
+
+    @property
+    def preconditions(self) -> bool:
+        """Whether stiff priors do no harm."""
+
+    @property
+    def looks_around(self) -> bool:
+        """Whether a step needs gradients elsewhere than at θ."""
+
+    def memory(self, theta: Tensor) -> Memory:
+        """What steps remember."""
+
+    def advance(self, theta: Tensor, g: Tensor, /, *now: Any) -> None:
+        """The step along the whole gradient, in place."""
+
+    def probed(
+        self, gradient: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, *now: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient and the loss of a step."""
+
+    def __hash__(self) -> int:
+        """Equal chains have equal hashes."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +80,7 @@ class Mover:
 
     def __init__(
         self,
-        chain: Chain,
+        chain: Steps,
         turn: Turn,
         theta: Tensor,
         *,
@@ -106,7 +141,7 @@ class Mover:
 class _Part:
     """A chain's step of the entries [start, stop) of θ."""
 
-    chain: Chain
+    chain: Steps
     start: int
     stop: int
 
@@ -127,7 +162,7 @@ class _Part:
 
 
 @cache
-def _part(chain: Chain, start: int, stop: int) -> _Part:
+def _part(chain: Steps, start: int, stop: int) -> _Part:
     """The same object for equal arguments: recorded steps are found again by it."""
     if chain.looks_around:
         raise ConfigError(f"players that take turns need gradients at the weights: choose Adam or SGD, not {chain}")
@@ -137,7 +172,7 @@ def _part(chain: Chain, start: int, stop: int) -> _Part:
 class Stiffness:
     """max(1, step · Λ) of every step; None where no entry exceeds 1. Entries that do are counted once a round."""
 
-    def __init__(self, chain: Chain, prior: Gaussian | None, pace: Tensor | None) -> None:
+    def __init__(self, chain: Steps, prior: Gaussian | None, pace: Tensor | None) -> None:
         self.lam = None if prior is None or prior.full else prior.lam
         self.constant, self.counted = chain.schedule is None, False
         if self.lam is not None and self.constant:

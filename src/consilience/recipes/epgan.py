@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from consilience.algorithms import EPGAN, F2A, Algorithm, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN, SignalEPGAN
-from consilience.algorithms.gan.players import NOISE
+from consilience.algorithms.gan.players import NOISE, Players
 from consilience.data import Dataset, Federation, load, partition
 from consilience.data.augment import Augmentation, Flip
 from consilience.engines.simulator import Simulator
@@ -86,24 +86,29 @@ class Images:
     def methods(self) -> dict[str, Algorithm]:
         """The paper's methods, EP-GAN with sites from chains, and its ablations."""
         plain, noisy = self.train, replace(self.train, noise=NOISE)
-        turns = {"critic_steps": self.critic_steps, "average": self.average}
         served = replace(plain, epochs=1, longest=self.critic_steps * SERVED)
         generator = replace(plain, epochs=1, longest=None)
-        ep, signal = EPGAN(noisy, scale=self.scale, **turns), SignalEPGAN(noisy, scale=self.scale, **turns)
-        return {
-            GAN: FedGAN(plain, single=True, **turns),
-            BAYES: BayesGAN(noisy, **turns),
-            PROB: ProbGAN(noisy, **turns),
+        ep, signal = EPGAN(noisy, scale=self.scale), SignalEPGAN(noisy, scale=self.scale)
+        found: dict[str, Algorithm] = {
+            GAN: FedGAN(plain, single=True),
+            BAYES: BayesGAN(noisy),
+            PROB: ProbGAN(noisy),
             FEDAVG: FedAvgGAN(served, generator, steps=SERVED, single=True),
             F2AFED: F2A(served, generator, steps=SERVED, single=True),
             EP: ep,
-            SPRING: Spring(noisy, scale=self.scale, **turns),
-            MEAN: MeanOnly(noisy, scale=self.scale, **turns),
+            SPRING: Spring(noisy, scale=self.scale),
+            MEAN: MeanOnly(noisy, scale=self.scale),
             GENERATOR: replace(ep, layers=(("discriminator", 0.0),)),
             CRITIC: replace(ep, layers=(("generator", 0.0),)),
             EPB: replace(signal, history=False),
             EPF: signal,
             MIXTURE: replace(signal, components=10),
+        }
+        return {
+            label: replace(method, critic_steps=self.critic_steps, average=self.average)
+            if isinstance(method, Players)
+            else method
+            for label, method in found.items()
         }
 
     def setting(self, split: str, seed: int, quick: bool) -> Setting:

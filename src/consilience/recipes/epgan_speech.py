@@ -94,8 +94,8 @@ class Gans:
         generator = seeded(seed, lambda: mlp_generator(self.latent, size, hidden))
         discriminator = seeded(seed, lambda: mlp_discriminator(size, (*hidden, self.bottleneck)))
         return Adversarial(
-            generator,  # type: ignore[arg-type]
-            discriminator,  # type: ignore[arg-type]
+            generator,
+            discriminator,
             latent=self.latent,
             generators=self.samples,
             discriminators=self.samples,
