@@ -53,8 +53,11 @@ LONGEST = 1000  # characters of a text from elsewhere
 def short(metric: str) -> str:
     """The short name of a metric, for a table."""
     head, comma, rest = metric.partition(", ")  # such as "nll, m = 20"
-    name, _, at = (SHORT.get(head, head.replace("_", " ")) + comma + rest).partition("@")
-    return f"{name} at specificity {at}" if name == "sensitivity" and at else f"{name}@{at}" if at else name
+    head, _, at = head.partition("@")  # such as "fid@10000"
+    name = SHORT.get(head, head.replace("_", " "))
+    if at:
+        name = f"{name} at specificity {at}" if head == "sensitivity" else f"{name}@{at}"
+    return name + comma + rest
 
 
 def long(metric: str) -> str:
