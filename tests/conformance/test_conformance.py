@@ -204,7 +204,7 @@ def test_a_swap_takes_a_lost_state_out_and_swapping_back_undoes_it(method):
 
 # Learning
 
-SLOW = ("FedLangevin", "FedSGD-Momentum", "DP-means", "EP-ProbGAN, samples-Momentum")
+SLOW = ("FedLangevin", "FedSGD-Momentum", "DP-means", "EP-ProbGAN-Momentum")
 
 
 @cases([m for m in [*ALGORITHMS, SWITCH] if not is_gan(m) and not isinstance(m, cs.LastLayer)])  # keeps the weights

@@ -14,14 +14,14 @@ from support.games import EXACT, by_parameter, game, group, learn, points, weigh
 
 
 def printed(**options):
-    return Printed(SGD, **{"hidden": 3, "scale": SCALE} | options)
+    return Printed(SGD, **{"hidden": 3, "scale": SCALE, "critic_steps": None} | options)
 
 
 def test_without_a_signal_every_sample_is_pulled_to_the_mean_of_the_averaged_samples():
     """Of one step, what is not the game's is −lr λ (θ − centre)/scale², for every sample with the same centre."""
     train, strength, ways = cs.SGD(lr=0.01, batch_size=20), 0.7, []
     for one in (0.0, strength):
-        method = Spring(train, scale=SCALE, history=False, strength=one)
+        method = Spring(train, scale=SCALE, history=False, strength=one, critic_steps=None)
         task = adapted(method)
         server, states = started(method, task, theta=weights(task))
         update, state = method.local(task, method.message(server, None), states, group(points()))
@@ -39,7 +39,7 @@ def test_without_a_signal_every_sample_is_pulled_to_the_mean_of_the_averaged_sam
 
 
 def test_a_spring_with_one_sample_of_each_player_is_fedprox():
-    spring = Spring(SGD, history=False, strength=0.02, scale=0.1)
+    spring = Spring(SGD, history=False, strength=0.02, scale=0.1, critic_steps=None)
     prox = cs.FedProx(SGD, mu=2.0)  # λ/scale²
     one = {"generators": 1, "discriminators": 1}
     ours, theirs = (learn(method, game(**one), points()).posterior.mean for method in (spring, prox))

@@ -3,7 +3,7 @@
 import torch
 
 import consilience as cs
-from consilience.algorithms.gan.epgan import Update
+from consilience.algorithms.gan.ep_players import Update
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import leaves, rows
 from support.games import EXACT, game
@@ -15,7 +15,8 @@ P0 = torch.full((WEIGHTS,), SCALE**-2, dtype=torch.float64)
 
 
 def epgan(train=SGD, **options):
-    return cs.EPGAN(train, **{"hidden": HIDDEN, "scale": SCALE} | options)
+    """EP-GAN of the paper, both players at once."""
+    return cs.algorithms.SignalEPGAN(train, **{"hidden": HIDDEN, "scale": SCALE, "critic_steps": None} | options)
 
 
 def adapted(method, **options):

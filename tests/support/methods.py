@@ -87,7 +87,8 @@ VARIANTS = [
     cs.Robust(cs.algorithms.FedSEP(IDENTITY), cs.algorithms.TrimmedMean()),
     cs.Robust(cs.algorithms.MOON(LOCAL)),
     cs.Private(cs.algorithms.FedSEP(IDENTITY), examples=sum(SIZES), **REPEATABLE),
-    cs.EPGAN(PLAY, history=False, components=3, interpolate=0.1),
+    cs.algorithms.SignalEPGAN(PLAY, history=False, components=3, interpolate=0.1, critic_steps=None),
+    cs.FedGAN(PLAY, critic_steps=2, generated=2, average=0.9),
 ]
 ALGORITHMS = [*map(variant, KINDS), *VARIANTS]
 # Every kind of record that engines handle beside those of the core: a state that only its client knows, stacked

@@ -452,8 +452,8 @@ PLAYED: dict[str, Any] = {
     "partition": {"name": "one_label", "clients": 3},
     "model": {"name": "mlp_gan", "latent": 2, "hidden": [4]},
     "task": {"kind": "adversarial", "generators": 2, "discriminators": 2, "pace": 0.5},
-    "algorithm": {"name": "SampledEPGAN", "lr": 1e-3, "batch_size": 16},
-    "compare": {"algorithms": ["FedGAN", "ProbGAN", "SampledEPGAN"], "seeds": 1},
+    "algorithm": {"name": "EPGAN", "lr": 1e-3, "batch_size": 16},
+    "compare": {"algorithms": ["FedGAN", "ProbGAN", "EPGAN"], "seeds": 1},
 }
 
 
@@ -467,7 +467,7 @@ def gan(tmp_path: Path, consilience: Command) -> Command:
 def test_a_gan_is_run_and_its_report_shows_samples(gan: Command, tmp_path: Path) -> None:
     ended = gan("run", "gan.toml", "--out", "r")
     assert ended.code == 0, ended.err
-    assert "EP-ProbGAN, samples, round 2" in ended.out
+    assert "EP-ProbGAN, round 2" in ended.out
     assert "precision" in ended.out
     samples = json.loads((tmp_path / "r" / "evaluation.json").read_text())["samples"]
     assert samples["kind"] == "points"
@@ -482,10 +482,10 @@ def test_gans_are_tuned_and_compared(gan: Command, tmp_path: Path) -> None:
     ended = gan("compare", "gan.toml", "--set", "compare.tune=2", "--set", "compare.target=0.1", "--out", "c")
     assert ended.code == 0, ended.err
     result = json.loads((tmp_path / "c" / "comparison.json").read_text())
-    assert {row["method"] for row in result["rows"]} == {"FedGAN", "ProbGAN", "EP-ProbGAN, samples"}
-    assert {"precision", "recall"} <= {row["metric"] for row in result["rows"]}
+    assert {row["method"] for row in result["rows"]} == {"FedGAN", "ProbGAN", "EP-ProbGAN"}
+    assert {"precision@2000", "recall@2000"} <= {row["metric"] for row in result["rows"]}
     assert [entry["trials"] for entry in result["tuning"]] == [2, 2, 2]
-    assert {entry["metric"] for entry in result["tuning"]} <= {"precision", "recall"}
+    assert {entry["metric"] for entry in result["tuning"]} <= {"precision@2000", "recall@2000"}
     for entry in result["runs"]:
         assert "Generated and real" in (tmp_path / "c" / entry["directory"] / "report.html").read_text()
 

@@ -78,7 +78,7 @@ def simulated(app):
 
 
 GAN = ('model={name="mlp_gan", latent=2, hidden=[4]}', 'task={kind="adversarial", generators=2, pace=0.5}')
-GAN += ('algorithm={name="SampledEPGAN"}',)
+GAN += ('algorithm={name="EPGAN"}',)
 
 
 @pytest.mark.parametrize(

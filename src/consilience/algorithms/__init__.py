@@ -35,7 +35,7 @@ from consilience.algorithms.gan.f2a import F2A
 from consilience.algorithms.gan.fedavg_gan import FedAvgGAN
 from consilience.algorithms.gan.fedgan import FedGAN
 from consilience.algorithms.gan.probgan import ProbGAN
-from consilience.algorithms.gan.sampled_epgan import SampledEPGAN
+from consilience.algorithms.gan.signal_epgan import SignalEPGAN
 from consilience.algorithms.last_layer import LastLayer
 from consilience.algorithms.moon import MOON
 from consilience.algorithms.partial_pooling import PartialPooling
@@ -59,6 +59,6 @@ __all__ = [
     "FedBE", "FedBN", "FedCGS", "FedDC", "FedDyn", "FedEP", "FedEx", "FedFisher", "FedFisherKFAC", "FedGAN", "FedLA",
     "FedLangevin", "FedLap", "FedLapCov", "FedNP", "FedNPClasses", "FedNova", "FedPA", "FedPADiagonal", "FedPer",
     "FedProx", "FedRep", "FedSEP", "FedSGD", "Krum", "LastLayer", "LocalOnly", "Median", "PFedMe", "PartialPooling",
-    "Pooled", "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SampledEPGAN", "Switch", "TrimmedMean", "algorithm",
+    "Pooled", "PredBayes", "Private", "ProbGAN", "Robust", "Rule", "SignalEPGAN", "Switch", "TrimmedMean", "algorithm",
     "change", "epsilon",
 ]  # fmt: skip

@@ -75,7 +75,7 @@ def build_task(
     outputs = OUTPUTS.get(section.kind, int)(outputs) if section.times is None else len(section.times)
     model, name = _model(model_section, folder, shape, outputs, seed), model_section.name
     if section.kind == Adversarial.kind:
-        return _adversarial(section, model, name, folder)
+        return _adversarial(section, model, name, folder, steps)
     if isinstance(model, Pair):
         raise ConfigError(
             f"model.name: {name} makes a generator and a discriminator, for task.kind = {Adversarial.kind!r}, and it "
@@ -134,9 +134,8 @@ def _check_keys(section: TaskSection) -> None:
             raise ConfigError(f"task.{key}: this key is for task.kind = {named}, and it is {section.kind!r}")
     if section.kind == DiscreteHazards.kind and section.times is None:
         raise ConfigError(f"task.times: task.kind = {section.kind!r} needs the ends of the intervals")
-    for key in ("augment", "batch_norm"):
-        if getattr(section, key) and section.kind == Adversarial.kind:
-            raise ConfigError(f"task.{key}: this key is for supervised tasks, and task.kind is {section.kind!r}")
+    if section.batch_norm and section.kind == Adversarial.kind:
+        raise ConfigError(f"task.batch_norm: this key is for supervised tasks, and task.kind is {section.kind!r}")
     if section.arguments and section.kind in TASKS:
         raise ConfigError(
             f"task.arguments: these are for a task of your own (task.kind = 'file.py:Name'), and it is {section.kind!r}"
@@ -163,13 +162,14 @@ def _model(section: Named, folder: Path, inputs: list[int], outputs: int, seed: 
     return Pair(generator, discriminator, latent)
 
 
-def _adversarial(section: TaskSection, model: Any, name: str, folder: Path) -> Task:
+def _adversarial(section: TaskSection, model: Any, name: str, folder: Path, steps: list[Augmentation]) -> Task:
     if not isinstance(model, Pair):
         raise ConfigError(
             f"model.name: {name} makes no generator and discriminator, which task.kind = {Adversarial.kind!r} needs; "
-            "dcgan and mlp_gan do, or a function of your own that returns both"
+            "cnn_gan, dcgan, mlp_gan and resnet_gan do, or a function of your own that returns both"
         )
     options = {key: value for key in PLAYERS if (value := getattr(section, key)) is not None}
+    options |= {"augment": Compose(tuple(steps))} if steps else {}
     if section.objective is not None:
         component = chosen(section.objective, OBJECTIVES, "task.objective", folder, Objective)
         options["objective"] = component.build()

@@ -41,6 +41,7 @@ LONG = {
     "classifier_distance": "Fréchet distance of a classifier's features",
     "classifier_score": "Score by a classifier, exp E KL(p(y|x) ‖ p(y))",
     "classes": "Classes found by a classifier",
+    "class_coverage": "Coverage of classes by a classifier",
     "modes": "Modes found",
     "good_share": "Share of samples near a mode",
     "d_mse": "Squared error of the density map",
@@ -52,20 +53,26 @@ LONGEST = 1000  # characters of a text from elsewhere
 def short(metric: str) -> str:
     """The short name of a metric, for a table."""
     head, comma, rest = metric.partition(", ")  # such as "nll, m = 20"
-    name, _, at = (SHORT.get(head, head.replace("_", " ")) + comma + rest).partition("@")
-    return f"{name} at specificity {at}" if name == "sensitivity" and at else f"{name}@{at}" if at else name
+    head, _, at = head.partition("@")  # such as "fid@10000"
+    name = SHORT.get(head, head.replace("_", " "))
+    if at:
+        name = f"{name} at specificity {at}" if head == "sensitivity" else f"{name}@{at}"
+    return name + comma + rest
 
 
 def long(metric: str) -> str:
     """The long name of a metric, for the title of a plot."""
-    name = LONG.get(metric, short(metric))
+    head, at, count = metric.partition("@")
+    name = LONG[head] + (at and f", {count} samples") if head in LONG and count.isdigit() else short(metric)
+    name = LONG.get(metric, name)
     return name[:1].upper() + name[1:]
 
 
 def in_order(metrics: Iterable[str]) -> list[str]:
     """Metrics without duplicates: first those of `LONG`, then the others in their order."""
     found = list(dict.fromkeys(metrics))
-    return sorted(found, key=lambda metric: list(LONG).index(metric) if metric in LONG else len(LONG))
+    places = {metric: place for place, metric in enumerate(LONG)}
+    return sorted(found, key=lambda metric: places.get(metric.partition("@")[0], len(LONG)))
 
 
 def is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from consilience.core.errors import ConfigError
 from consilience.data.dataset import Dataset
-from consilience.metrics.judge import check_some, evaluating, examples, fair_shares, finite, flat
+from consilience.metrics.judge import check_some, counted, evaluating, examples, fair_shares, finite, flat
 from consilience.metrics.scores import entropy
 
 
@@ -20,9 +20,10 @@ class Classified:
 
     "classifier_score" is exp(E KL(p(y|x) ‖ p(y))), the Inception Score's formula with this classifier: 1 if all samples
     look alike, C if they are certainly of all classes in equal parts. "classes" counts those that get `least` of their
-    fair share N/C of the samples. "classifier_distance" is the Fréchet distance between samples and (at most
-    `count`) real examples, by `features`, or else by the inputs of the last nn.Linear. A sample that is not finite is
-    of no class, carries no information about y, and is infinitely far."""
+    fair share N/C of the samples, and "class_coverage" is the mean over classes of the share of a fair share that they
+    get, at most 1: 0.9 if one of ten is missing. "classifier_distance" is the Fréchet distance between samples and (at
+    most `count`) real examples, by `features`, or else by the inputs of the last nn.Linear. A sample that is not finite
+    is of no class, carries no information about y, and is infinitely far. Names are as `counted` makes them."""
 
     module: nn.Module
     count: int = 2000
@@ -40,15 +41,18 @@ class Classified:
             usable = logits.isfinite().all(dim=1) & made.isfinite().all(dim=1)
             logits, made = logits[usable], made[usable]
         if not len(read) or not len(made):
-            return {"classifier_score": 1.0, "classes": 0.0, "classifier_distance": math.inf}
+            worst = {"classifier_score": 1.0, "classes": 0.0, "class_coverage": 0.0, "classifier_distance": math.inf}
+            return counted(worst, samples)
         probs = logits.softmax(dim=1)
         information = entropy(probs.mean(dim=0)) - entropy(probs).mean()
-        found = fair_shares(logits.argmax(dim=1), logits.shape[1], len(samples)) >= self.least
-        return {
+        shares = fair_shares(logits.argmax(dim=1), logits.shape[1], len(samples))
+        scores = {
             "classifier_score": math.exp(float(information) * len(made) / len(samples)),
-            "classes": float(found.sum()),
+            "classes": float((shares >= self.least).sum()),
+            "class_coverage": float(shares.clamp(max=1).mean()),
             "classifier_distance": frechet(*_moments(made), *_moments(true)) if len(made) == len(samples) else math.inf,
         }
+        return counted(scores, samples)
 
     def _read(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(logits, features) of all rows."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from consilience.core.errors import ConfigError, DataError
 from consilience.data.dataset import Dataset
 from consilience.metrics.inception_v3 import inception
-from consilience.metrics.judge import evaluating, finite, pixels, spaced
+from consilience.metrics.judge import counted, evaluating, finite, pixels, spaced
 
 if TYPE_CHECKING:
     from torchmetrics.image.fid import FrechetInceptionDistance
@@ -25,21 +25,28 @@ class InceptionDistance:
     most `count` real images, whose moments are computed once for each data set.
 
     Images are bytes, of one or three channels. Another `network` takes bytes [N, 3, H, W] to features [N, D] and has D
-    as `num_features`. A sample that is not finite is infinitely far. FID falls with the number of images, so
-    compare only equal counts."""
+    as `num_features`. A sample that is not finite is infinitely far. FID falls with the number of images, so the name
+    has the number of samples: "fid@10000". With the `training` data "fid_train@10000" compares with these, too."""
 
     count: int = 10_000
     batch_size: int = 100
     network: nn.Module | None = None
+    training: Dataset | None = None
     # By id of the examples; holding the examples keeps the id from being used again.
     _known: dict[int, tuple[Tensor, FrechetInceptionDistance]] = field(default_factory=dict, init=False, repr=False)
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, real: Dataset) -> dict[str, float]:
+        scores = {"fid": self._distance(samples, real)}
+        if self.training is not None:
+            scores["fid_train"] = self._distance(samples, self.training)
+        return counted(scores, samples)
+
+    def _distance(self, samples: Tensor, real: Dataset) -> float:
         if min(len(samples), known := min(len(real), self.count)) < 2:
             raise DataError(f"FID needs two images of either kind, got {len(samples)} generated and {known} real")
         if len(finite(samples)) < len(samples):
-            return {"fid": math.inf}
+            return math.inf
         metric = self._metric(real, samples.device)
         metric.reset()
         with evaluating(self._network):
@@ -47,8 +54,8 @@ class InceptionDistance:
                 metric.update(_bytes(part, real), real=False)
         # LAPACK may end the process on a matrix that is not finite.
         if not bool((metric.real_features_sum + metric.fake_features_sum).isfinite().all()):
-            return {"fid": math.nan}
-        return {"fid": float(metric.compute().clamp(min=0))}
+            return math.nan
+        return float(metric.compute().clamp(min=0))
 
     def _metric(self, real: Dataset, device: torch.device) -> FrechetInceptionDistance:
         """torchmetrics' metric, with the real images added."""

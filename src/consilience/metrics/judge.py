@@ -55,6 +55,11 @@ def finite(x: Tensor) -> Tensor:
     return x[x.reshape(len(x), -1).isfinite().all(dim=1)]
 
 
+def counted(scores: dict[str, float], samples: Tensor) -> dict[str, float]:
+    """Scores by names with the number of samples: "fid@10000". They depend on it."""
+    return {f"{name}@{len(samples)}": value for name, value in scores.items()}
+
+
 def check_some(samples: Tensor) -> None:
     """Refuse an empty set of samples."""
     if not samples.numel():

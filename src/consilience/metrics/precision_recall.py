@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.core.checks import Count, check_types
 from consilience.data.dataset import Dataset
-from consilience.metrics.judge import check_alike, check_some, examples, finite, flat
+from consilience.metrics.judge import check_alike, check_some, counted, examples, finite, flat
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,18 +30,19 @@ class PrecisionRecall:
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, real: Dataset) -> dict[str, float]:
-        """{"precision", "recall"}, both from 0 to 1."""
+        """ "precision" and "recall", both from 0 to 1, as `counted` names them."""
         check_some(samples)
         true = self._rows(examples(real, self.count).to(samples.device))
         made = finite(samples)
         if not len(made):
-            return {"precision": 0.0, "recall": 0.0}
+            return counted({"precision": 0.0, "recall": 0.0}, samples)
         made = finite(self._rows(made))
         check_alike(made, true.shape[1])
-        return {
+        scores = {
             "precision": int(_covered(made, true, self.neighbours).sum()) / len(samples),
             "recall": int(_covered(true, made, self.neighbours).sum()) / len(true),
         }
+        return counted(scores, samples)
 
     def _rows(self, x: Tensor) -> Tensor:
         return flat(x if self.features is None else self.features(x))

@@ -10,7 +10,7 @@ from consilience.core.errors import ConfigError, DataError, nearest
 
 MARGINAL = " (marginal)"  # suffix of scores of the posterior average
 _UP = {"accuracy", "r2", "precision", "recall", "f1", "auc", "auroc", "auprc", "ap", "sensitivity"}
-_UP |= {"modes", "classes", "good_share", "classifier_score", "concordance"}
+_UP |= {"modes", "classes", "class_coverage", "good_share", "classifier_score", "concordance"}
 _DOWN = {"loss", "nll", "ece", "brier", "mse", "rmse", "mae", "error", "wer", "cer", "fid", "perplexity"}
 _DOWN |= {"classifier_distance", "bits", "set_size", "interval_width"}
 _SHARES = {"accuracy", "ece", "precision", "recall", "f1", "auc", "auroc", "auprc", "ap", "sensitivity"}
@@ -69,7 +69,8 @@ def choose_score(scores: Mapping[str, float], given: str | None, key: str, own: 
     `key` names the argument in errors."""
     usable = [metric for metric in scores if direction(metric, own)]
     if given is None and usable:
-        return next((metric for metric in PREFERRED if metric in usable), usable[0])
+        begins = {metric.partition("@")[0]: metric for metric in reversed(usable)}
+        return next((begins[name] for name in PREFERRED if name in begins), usable[0])
     if given is None or given not in usable:
         raise ConfigError(f"{key}: {given!r} is no score to select by; {nearest(given or '', usable)}")
     return given

@@ -9,6 +9,7 @@ from torch import nn
 from consilience.core.errors import ConfigError
 from consilience.models.acoustic import acoustic
 from consilience.models.gan import Pair, dcgan, mlp_gan, need_images
+from consilience.models.residual_gan import cnn_gan, resnet_gan
 from consilience.models.resnet import resnet9, resnet18, resnet18_v2
 from consilience.models.survival import proportional_hazards
 from consilience.models.text import bag_of_words
@@ -67,7 +68,7 @@ def lenet5(inputs: Sequence[int], outputs: int) -> nn.Module:
 MODELS: dict[str, Callable[..., nn.Module] | Callable[..., Pair]] = {
     network.__name__: network
     for network in (
-        acoustic, bag_of_words, cnn, dcgan, lenet5, logistic, mlp, mlp_gan, proportional_hazards, resnet9, resnet18,
-        resnet18_v2, transformer, vit,
+        acoustic, bag_of_words, cnn, cnn_gan, dcgan, lenet5, logistic, mlp, mlp_gan, proportional_hazards, resnet9,
+        resnet18, resnet18_v2, resnet_gan, transformer, vit,
     )
 }  # fmt: skip

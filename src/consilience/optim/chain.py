@@ -10,23 +10,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from consilience.compute.vectorize import stepper
-from consilience.core import guards
 from consilience.core.checks import Count, NonNegative, check_types
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
-from consilience.core.records import rows
 from consilience.data.cohort import Cohort
 from consilience.optim.schedules import Schedule
+from consilience.optim.turns import Gradient, Look, Memory, Mover, StepSize, Turn
 from consilience.tasks.task import Task
 
-Memory = tuple[Tensor, ...]
-Gradient = Callable[..., tuple[Tensor, Tensor]]  # (θ, batch, *own, shared=) → (gradient [k, P], loss [k])
 BatchGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # of one batch: θ [k, P] → (gradient [k, P], loss [k])
-StepSize = float | Tensor  # one for all, one for each client [k, 1], or one for each parameter [k, P]
-# Called after a step with (the number of steps that its clients have taken in this round [k, 1], θ [k, P]). It may
-# change θ in place.
-Look = Callable[[Tensor, Tensor], None]
 
 
 class Now(NamedTuple):
@@ -94,6 +86,11 @@ class Chain(ABC):
         """Whether steps are divided by a curvature that includes the prior's, so that stiff priors do no harm."""
         return False
 
+    @property
+    def looks_around(self) -> bool:
+        """Whether a step needs gradients elsewhere than at θ."""
+        return type(self).probe is not Chain.probe
+
     def gradient(self, task: Task, loss: Callable[..., Tensor] | None = None) -> Gradient:
         """The gradient of the loss on a batch that the steps follow, as `task.gradient` gives it."""
         return task.gradient(loss)
@@ -106,7 +103,8 @@ class Chain(ABC):
         """(gradient [k, P], loss [k]) of a batch that a step from θ follows: that at θ."""
         return gradient(theta)
 
-    def _probed(self, gradient: BatchGradient, theta: Tensor, *now: Any) -> tuple[Tensor, Tensor]:
+    def probed(self, gradient: BatchGradient, theta: Tensor, *now: Any) -> tuple[Tensor, Tensor]:
+        """`probe` with the parts of `Now` one by one."""
         return self.probe(gradient, theta, Now(*now))
 
     def memory(self, theta: Tensor) -> Memory:
@@ -176,7 +174,7 @@ class Chain(ABC):
 
     def iterates(
         self,
-        gradient: Gradient,
+        gradient: Gradient | tuple[Turn, ...],
         theta: Tensor,
         cohort: Cohort,
         *own: Any,
@@ -193,16 +191,14 @@ class Chain(ABC):
 
         `own` and `prior` are cut to the clients that still have a batch. `pace` [P] multiplies the step sizes. Where
         `running` [P] is not 0, θ moves by that share of the loss's gradient and by nothing else. `look` is called after
-        every step. `first` is as in a call. A given `memory` is continued, in place."""
+        every step. `first` is as in a call. A given `memory` is continued, in place. Several `Turn`s in place of a
+        gradient step one after the other on every batch; the loss is that of the first."""
         theta = theta.expand(len(cohort), -1).clone()
-        memory, taken = self.memory(theta) if memory is None else memory, torch.zeros_like(cohort.n)
+        size, pace = theta.shape[1], None if pace is None else pace[: theta.shape[1]]
+        turns = gradient if isinstance(gradient, tuple) else (Turn(gradient, 0, size),)
+        movers = [Mover(self, turn, theta, memory=memory, prior=prior, pace=pace, running=running) for turn in turns]
         loss, seen = torch.zeros_like(cohort.n[:, 0]), torch.zeros_like(cohort.n[:, 0])
-        pace = None if pace is None else pace[: theta.shape[1]]
-        guard = _Stiffness(self, None if self.preconditions else prior, pace)
-        step_along = stepper(gradient, self.advance, self._probed)
-        if prior is not None and self.decay:
-            decay = theta.new_full((1,), self.decay)
-            prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
+        taken = torch.zeros_like(cohort.n)
         for epoch in range(self.passes):
             loss.zero_()
             seen.zero_()
@@ -210,13 +206,11 @@ class Chain(ABC):
             for step, (k, batch) in enumerate(islice(batches, self.longest)):
                 now = theta[:k]
                 tag = f"chain {first + epoch} {step}"
-                noise = self.drawn(cohort, k, theta.shape[1], tag) if self.noisy else None
-                size = self.step_size(cohort, epoch, step, k)
-                size = size if pace is None else size * pace
-                held = None if prior is None else prior.first(k)
-                kept = (tuple(part[:k] for part in memory), held, guard(k, size), running)
-                value = step_along(now, batch, rows(own, slice(k)), shared, kept, (cohort.n[:k], noise, size))
-                loss[:k] += value * batch.w.sum(1)
+                noise = self.drawn(cohort, k, size, tag) if self.noisy else None
+                lr = self.step_size(cohort, epoch, step, k)
+                moves = [mover for mover in movers if step % mover.turn.every == 0]
+                values = [mover(now, batch, own, shared, cohort.n[:k], noise, lr) for mover in moves]
+                loss[:k] += values[0] * batch.w.sum(1)
                 seen[:k] += batch.w.sum(1)
                 if look is not None:
                     taken[:k] += 1
@@ -247,30 +241,6 @@ class Chain(ABC):
         self.move(theta, memory, g, n, noise, lr)
         if averages is not None and running is not None:
             theta.copy_(torch.where(running != 0, averages, theta))
-
-
-class _Stiffness:
-    """max(1, step · Λ) of every step; None where no entry exceeds 1. Entries that do are counted once a round."""
-
-    def __init__(self, chain: Chain, prior: Gaussian | None, pace: Tensor | None) -> None:
-        self.lam = None if prior is None or prior.full else prior.lam
-        self.constant, self.counted = chain.schedule is None, False
-        if self.lam is not None and self.constant:
-            self.stiff = self._at(self.lam, chain.lr if pace is None else chain.lr * pace)
-
-    def __call__(self, k: int, size: StepSize) -> Tensor | None:
-        if self.lam is None:
-            return None
-        if not self.constant:
-            return self._at(self.lam[:k] if self.lam.dim() > 1 else self.lam, size)
-        return self.stiff[:k] if self.stiff is not None and self.stiff.dim() > 1 else self.stiff
-
-    def _at(self, lam: Tensor, size: StepSize) -> Tensor | None:
-        stiff = lam * size
-        if not self.counted:
-            guards.count("stiff prior", stiff > 1)
-            self.counted = True
-        return stiff.clamp_min(1) if bool((stiff > 1).any()) else None
 
 
 def descend(value: Tensor, g: Tensor, lr: StepSize) -> Tensor:

@@ -15,8 +15,9 @@ from consilience.core.ranges import Range, Ranges
 from consilience.core.records import tree_map
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort
-from consilience.optim.chain import BatchGradient, Gradient, Now
+from consilience.optim.chain import BatchGradient, Now
 from consilience.optim.optimizers import SGD
+from consilience.optim.turns import Gradient
 from consilience.tasks.task import Task
 
 EXAMPLE = keys.word("example")  # here, because compiled code cannot hash strings

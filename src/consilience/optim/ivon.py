@@ -9,7 +9,8 @@ from torch import Tensor
 from consilience.core.checks import Fraction, NonNegative, Positive
 from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
-from consilience.optim.chain import BatchGradient, Chain, Memory, Now, StepSize
+from consilience.optim.chain import BatchGradient, Chain, Now
+from consilience.optim.turns import Memory, StepSize
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from consilience.core.checks import NonNegative, Share
 from consilience.core.ranges import Range, Ranges
-from consilience.optim.chain import Chain, Memory, StepSize, descend
+from consilience.optim.chain import Chain, descend
+from consilience.optim.turns import Memory, StepSize
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,17 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
+class Linear(Schedule):
+    """From 1 at n = 1 to `floor` along a line, over `total` units; `floor` after that."""
+
+    total: Count = 100
+    floor: Proportion = 0.0
+
+    def factor(self, n: Tensor) -> Tensor:
+        return 1 - (1 - self.floor) * ((n - 1) / self.total).clamp(max=1)
+
+
+@dataclass(frozen=True)
 class PerClient(Schedule):
     """Client k's steps are `factors[k]` times those of `of` (constant if None): a_n^(k) = c_k a_n."""
 

@@ -4,10 +4,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from consilience.algorithms.switch import Method
 from consilience.data.dataset import Dataset
@@ -16,6 +15,8 @@ from consilience.metrics import spread
 from consilience.runs.directory import Storage
 from consilience.studies import Setting, compare
 from consilience.studies.comparison import Comparison, Row
+
+T = TypeVar("T")
 
 Scores = Mapping[tuple[str, str], Sequence[float]]
 """Scores over seeds, by (method, metric)."""
@@ -97,8 +98,8 @@ def published(figures: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str
     return {(method, metric): value for method, metrics in figures.items() for metric, value in metrics.items()}
 
 
-def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    """A module with the initial weights of a seed."""
+def seeded(seed: int, make: Callable[[], T]) -> T:
+    """What `make` returns, with the initial weights of a seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make()

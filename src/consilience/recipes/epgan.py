@@ -1,7 +1,7 @@
 """EP-GAN on images: every client has one class, or all clients have all classes."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -9,24 +9,28 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from consilience.algorithms import EPGAN, F2A, Algorithm, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN, SampledEPGAN
+from consilience.algorithms import EPGAN, F2A, Algorithm, BayesGAN, FedAvgGAN, FedGAN, Pooled, ProbGAN, SignalEPGAN
+from consilience.algorithms.gan.players import NOISE, Players
 from consilience.data import Dataset, Federation, load, partition
+from consilience.data.augment import Augmentation, Flip
 from consilience.engines.simulator import Simulator
 from consilience.figures.pictures import Picture, Pictures
 from consilience.figures.pictures import Row as PictureRow
 from consilience.metrics import Classified, InceptionDistance, Judge, PrecisionRecall
-from consilience.models import cnn, dcgan_discriminator, dcgan_generator
+from consilience.models import Pair, cnn, dcgan, resnet_gan
 from consilience.optim import Adam, AMSGrad
 from consilience.recipes.base import Options, Recipe, finished, seeded
-from consilience.recipes.epgan_variants import Spring
+from consilience.recipes.epgan_variants import MeanOnly, Spring
 from consilience.runs import Storage, fit
 from consilience.studies import Setting, compare
 from consilience.studies.comparison import Comparison, Row
 from consilience.tasks import Adversarial, Classification, LeastSquares, Objective
 
 GAN, BAYES, PROB, FEDAVG, F2AFED = "GAN", "BayesGAN", "ProbGAN", "FedAvg-GAN", "F2A"
-EPB, EP, MIXTURE, SPRING, SAMPLES = "EP-BGAN", "EP-ProbGAN", "Mixture-EP-ProbGAN", "EP-ProbGAN, f = 0", "EP, samples"
-NON_IID = "non-iid"
+EP, SPRING, MEAN = "EP-ProbGAN", "EP-ProbGAN, f = 0", "EP-ProbGAN, mean only"
+GENERATOR, CRITIC = "EP-ProbGAN, generator only", "EP-ProbGAN, discriminator only"
+EPB, EPF, MIXTURE = "EP-BGAN, f", "EP-ProbGAN, f", "Mixture-EP-ProbGAN, f"
+NON_IID, POOLED = "non-iid", "pooled"
 FEW = 12  # examples of a class in a quick run: two batches
 SERVED = 6  # steps a round of methods that train the generator at the server
 Figures = Mapping[str, tuple[float, float, float]]
@@ -36,7 +40,7 @@ WASSERSTEIN: Figures = {  # FID of the paper's table, in the order of the splits
     FEDAVG: (95.89, 70.10, 50.25),
     F2AFED: (76.94, 61.87, 48.98),
     EPB: (54.94, 42.09, 25.75),
-    EP: (52.47, 42.11, 27.23),
+    EPF: (52.47, 42.11, 27.23),
     MIXTURE: (51.92, 40.55, 27.30),
 }
 LEAST_SQUARES: Figures = {
@@ -45,78 +49,89 @@ LEAST_SQUARES: Figures = {
     FEDAVG: (109.65, 83.41, 57.72),
     F2AFED: (90.34, 72.59, 55.21),
     EPB: (72.79, 64.37, 30.56),
-    EP: (76.26, 62.86, 30.10),
+    EPF: (76.26, 62.86, 30.10),
     MIXTURE: (73.74, 62.52, 30.60),
 }
 TEXT = (
-    "DCGANs with GroupNorm; a generator's step at every discriminator's, Adam with β₁ = 0.5 (the Bayesian ones with "
-    "noise). GAN, FedAvg-GAN and F2A have one generator and one discriminator; others ten and four, which share all "
-    "but the generators' first and the discriminators' last layer. FedAvg-GAN and F2A train the generator at the "
-    f"server, {SERVED} steps a round, as many in all. “EP-ProbGAN, f = 0” is the ablation without any signal "
-    "from clients: the prior pulls to the averaged networks; “EP, samples” has sites from the chains' moments. "
-    "“classifier score” has the Inception Score's formula with a classifier of these data; “classifier distance” is "
-    "the Fréchet distance of its features; “classes” are those with a fifth of their share among the samples."
+    "Generators with BatchNorm, discriminators without normalisation; the generator steps after the first of every few "
+    "batches, and samples are of its moving average; Adam (the Bayesian ones with noise). GAN, FedAvg-GAN and F2A have "
+    "one generator and one discriminator; others ten and four, which share all but the generators' first and the "
+    "discriminators' last layer. FedAvg-GAN and F2A train the generator at the server. “EP-ProbGAN” has sites from the "
+    "chains' moments; “f = 0” is its ablation without sites, “mean only” that with one precision for all weights, "
+    "“generator only” and “discriminator only” those with a prior for one player. “f” has the paper's likelihood, one "
+    "number for all weights. “classifier score” has the Inception Score's formula with a classifier of these data; "
+    "“classifier distance” is the Fréchet distance of its features; “classes” are those with a fifth of their share "
+    "among the samples, “class coverage” is the mean share of a fair share. Names have the number of samples."
 )
 
 
 @dataclass(frozen=True)
 class Images:
-    """The experiment on one data set."""
+    """The experiment on one data set. `critic_steps` batches make one step of the generator."""
 
     name: str
     data: str
     splits: tuple[str, ...]
-    width: int
+    pair: Callable[[Sequence[int], bool], Pair]  # of the examples' shape; small for a quick run
     train: Adam
     rounds: int
-    latent: int = 100
+    critic_steps: int = 5
+    average: float = 0.999
     scale: float = 0.03  # the standard deviation of EP's p₀
     each: int | None = None  # training examples of a class, if not all
+    augment: Augmentation | None = None
     objective: Objective | None = None
     paper: Figures | None = None  # with figures of a paper, FID is measured
 
     def methods(self) -> dict[str, Algorithm]:
-        """The paper's methods, and two more."""
-        plain, noisy = self.train, replace(self.train, noise=6e-4)
-        served, generator = replace(plain, epochs=1, longest=SERVED), replace(plain, epochs=1, longest=None)
-        ep = EPGAN(noisy, scale=self.scale)
-        return {
+        """The paper's methods, EP-GAN with sites from chains, and its ablations."""
+        plain, noisy = self.train, replace(self.train, noise=NOISE)
+        served = replace(plain, epochs=1, longest=self.critic_steps * SERVED)
+        generator = replace(plain, epochs=1, longest=None)
+        ep, signal = EPGAN(noisy, scale=self.scale), SignalEPGAN(noisy, scale=self.scale)
+        found: dict[str, Algorithm] = {
             GAN: FedGAN(plain, single=True),
             BAYES: BayesGAN(noisy),
             PROB: ProbGAN(noisy),
             FEDAVG: FedAvgGAN(served, generator, steps=SERVED, single=True),
             F2AFED: F2A(served, generator, steps=SERVED, single=True),
-            EPB: replace(ep, history=False),
             EP: ep,
-            MIXTURE: replace(ep, components=10),
             SPRING: Spring(noisy, scale=self.scale),
-            SAMPLES: SampledEPGAN(noisy, scale=self.scale),
+            MEAN: MeanOnly(noisy, scale=self.scale),
+            GENERATOR: replace(ep, layers=(("discriminator", 0.0),)),
+            CRITIC: replace(ep, layers=(("generator", 0.0),)),
+            EPB: replace(signal, history=False),
+            EPF: signal,
+            MIXTURE: replace(signal, components=10),
+        }
+        return {
+            label: replace(method, critic_steps=self.critic_steps, average=self.average)
+            if isinstance(method, Players)
+            else method
+            for label, method in found.items()
         }
 
     def setting(self, split: str, seed: int, quick: bool) -> Setting:
         """The task and the federation of one split and seed."""
         train, test = images(self.data, FEW if quick else self.each)
-        shape, width = train.x.shape[1:], 4 if quick else self.width
-        generator, discriminator = (
-            seeded(seed, lambda: dcgan_generator(self.latent, shape, width)),
-            seeded(seed, lambda: dcgan_discriminator(shape, width)),
-        )
+        pair = seeded(seed, lambda: self.pair(train.x.shape[1:], quick))
         task = Adversarial(
-            generator,  # type: ignore[arg-type]
-            discriminator,  # type: ignore[arg-type]
-            latent=self.latent,
+            pair.generator,
+            pair.discriminator,
+            latent=pair.latent,
             generators=10,
             discriminators=4,
             objective=self.objective,
-            judges=self.judges(quick),
+            augment=self.augment,
+            judges=self.judges(quick, train),
         )
         return Setting(task, shared_out(train, split, seed), test)
 
-    def judges(self, quick: bool) -> tuple[Judge, ...]:
-        """A classifier of these data, and FID, or else precision and recall."""
-        count = 64 if quick else 2000
-        judge = Classified(classifier(self.data, quick), count=count)
-        return judge, InceptionDistance() if self.paper and not quick else PrecisionRecall(count=count)
+    def judges(self, quick: bool, train: Dataset) -> tuple[Judge, ...]:
+        """A classifier of these data, precision and recall by its features, and FID against test and training data."""
+        count, module = 64 if quick else 2000, classifier(self.data, FEW if quick else self.each or 1000)
+        judges = Classified(module, count=count), PrecisionRecall(count=count, features=hidden(module))
+        return (*judges, InceptionDistance(training=train)) if self.paper and not quick else judges
 
     def run(self, options: Options) -> Comparison:
         """All methods on all splits over all seeds, in one table, with generated samples."""
@@ -141,9 +156,9 @@ class Images:
     def on(self, split: str, index: int, options: Options) -> list[Comparison]:
         """All methods on one split. Methods with the generator at the server take as many steps in more rounds."""
         quick = options.quick
-        steps = self.rounds * self.train.epochs * self._batches(split)
+        steps = self.rounds * self.train.epochs * self._batches(split) // self.critic_steps
         found: list[Comparison] = []
-        paper = {(method, "fid"): figures[index] for method, figures in (self.paper or {}).items()}
+        paper = {(method, "fid@10000"): figures[index] for method, figures in (self.paper or {}).items()}
         for served in (False, True):
             chosen = {k: m for k, m in self.methods().items() if isinstance(m, FedAvgGAN | F2A) == served}
             rounds = 2 if quick else -(-steps // SERVED) if served else self.rounds
@@ -175,7 +190,9 @@ def quickly(method: Algorithm) -> Algorithm:
 
 
 def shared_out(data: Dataset, split: str, seed: int) -> Federation:
-    """One of the paper's three splits."""
+    """One of the paper's three splits, or all examples at one client."""
+    if split == POOLED:
+        return Federation.from_owner(data, torch.zeros_like(data.y))
     if split == NON_IID:
         return partition.one_label(data, 10, seed=seed)
     return partition.iid(data, int(split.split("K=")[1]), seed=seed)
@@ -192,28 +209,53 @@ def images(name: str, each: int | None) -> tuple[Dataset, Dataset]:
 
 
 @cache
-def classifier(name: str, quick: bool) -> nn.Module:
-    """A small classifier of the training images, trained on pooled data."""
-    train, _ = images(name, FEW if quick else 1000)
-    module = seeded(0, lambda: cnn(train.x.shape[1:], 10, channels=(4, 8) if quick else (32, 64)))
-    chain = AMSGrad(lr=1e-3, epochs=1 if quick else 5, batch_size=50)
+def classifier(name: str, each: int) -> nn.Module:
+    """A small classifier of `each` training images of every class, trained on pooled data."""
+    train, _ = images(name, each)
+    module = seeded(0, lambda: cnn(train.x.shape[1:], 10, channels=(4, 8) if each == FEW else (32, 64)))
+    chain = AMSGrad(lr=1e-3, epochs=1 if each == FEW else 5, batch_size=50)
     run = fit(
         Pooled(chain), Classification(module), Federation.from_owner(train, train.y * 0), rounds=1, progress=False
     )
     return run.model.eval()
 
 
+def hidden(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A classifier's last hidden layer as a function of examples."""
+    trunk = nn.Sequential(*list(module)[:-1])  # type: ignore[call-overload]
+    return trunk
+
+
 def _picture(samples: Mapping[str, str] | None) -> Picture | None:
     return None if samples is None else Picture(samples["generated"])
 
 
-ADAM = Adam(lr=3e-4, beta1=0.5, batch_size=128, epochs=10, longest=40)  # 400 updates a round
+def small_dcgan(shape: Sequence[int], quick: bool) -> Pair:
+    """DCGANs of width 8. So narrow, N(0, 0.02²) would be small initial weights."""
+    return dcgan(shape, 32, 4 if quick else 8, init="orthogonal")
+
+
+def wide_dcgan(shape: Sequence[int], quick: bool) -> Pair:
+    """DCGANs of width 64."""
+    return dcgan(shape, 100, 4 if quick else 64)
+
+
+def residual(shape: Sequence[int], quick: bool) -> Pair:
+    """Residual blocks with 4.3 and 1.1 million weights."""
+    return resnet_gan(shape, 128, 4, 4) if quick else resnet_gan(shape)
+
+
+SMALL = Adam(lr=1e-3, beta1=0.5, beta2=0.9, batch_size=32, epochs=4)
+ADAM = Adam(lr=2e-4, beta1=0.5, batch_size=64, epochs=25)  # one label a client: 400 steps of the generator a round
 SPLITS = (NON_IID, "iid, K=10", "iid, K=2")
 FMNIST = Images(
-    "epgan-fmnist", "fashion-mnist", (NON_IID,), 16, replace(ADAM, lr=1e-3, batch_size=32, epochs=2), 15, 32, each=600
+    "epgan-fmnist", "fashion-mnist", (NON_IID,), small_dcgan, SMALL, 10, critic_steps=2, average=0.99, each=300
 )
-CIFAR10 = Images("epgan-cifar10", "cifar10", SPLITS, 64, ADAM, 25, scale=0.1, paper=WASSERSTEIN)
-CIFAR10_LS = replace(CIFAR10, name="epgan-cifar10-ls", objective=LeastSquares(), paper=LEAST_SQUARES)
+CIFAR10 = Images("epgan-cifar10", "cifar10", SPLITS, residual, ADAM, 25, augment=Flip(), paper=WASSERSTEIN)
+CIFAR10_LS = replace(
+    CIFAR10, name="epgan-cifar10-ls", pair=wide_dcgan, critic_steps=2, train=replace(ADAM, epochs=10),
+    objective=LeastSquares(), paper=LEAST_SQUARES,
+)  # fmt: skip
 RECIPES = (
     FMNIST.recipe("EP-GAN on Fashion-MNIST, one kind of clothing a client", 1),
     CIFAR10.recipe("EP-GAN on CIFAR-10, three splits, WGAN-GP", 1),

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from consilience.algorithms import EPGAN, FedAvg, ProbGAN
+from consilience.algorithms import FedAvg, ProbGAN, SignalEPGAN
 from consilience.algorithms.base import algorithm
-from consilience.algorithms.gan.epgan import SIGNAL
 from consilience.algorithms.gan.players import Players
+from consilience.algorithms.gan.signal_epgan import SIGNAL
 from consilience.algorithms.switch import Method
-from consilience.core import TaskError, keys
+from consilience.core import Count, TaskError, keys
 from consilience.data import Batch, Dataset, Federation, Ragged
 from consilience.data.loaders.speech import normalised
 from consilience.metrics import PrecisionRecall
@@ -40,11 +40,12 @@ ABOUT = (
 
 
 @algorithm
-class EPAveraging(EPGAN):
+class EPAveraging(SignalEPGAN):
     """FedAvg with EP-GAN's prior on a supervised network: p₀ = N(w, `scale`²) around the averaged weights w, and sites
     of the likelihood Π_i σ(f θ_i) with one number f, a network of the features before the last linear layer."""
 
     history: bool = False
+    critic_steps: Count | None = None
     hidden: int = 64
 
     @property
@@ -84,7 +85,7 @@ class Gans:
 
     def methods(self) -> dict[str, Players]:
         """ProbGAN and EP-ProbGAN, by the names of their rows."""
-        return {PROB: ProbGAN(self.train), EP: EPGAN(self.train, hidden=64)}
+        return {PROB: ProbGAN(self.train), EP: SignalEPGAN(self.train, hidden=64)}
 
     def task(self, bands: int, seed: int) -> Adversarial:
         """The GAN with the initial weights of a seed."""
@@ -93,8 +94,8 @@ class Gans:
         generator = seeded(seed, lambda: mlp_generator(self.latent, size, hidden))
         discriminator = seeded(seed, lambda: mlp_discriminator(size, (*hidden, self.bottleneck)))
         return Adversarial(
-            generator,  # type: ignore[arg-type]
-            discriminator,  # type: ignore[arg-type]
+            generator,
+            discriminator,
             latent=self.latent,
             generators=self.samples,
             discriminators=self.samples,

@@ -17,27 +17,33 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from consilience.compute.layers import batchnorms
+from consilience.compute.passes import Moments
 from consilience.core import DataError, TaskError, keys
 from consilience.data import Batch, Dataset
+from consilience.data.augment import Augmentation
 from consilience.metrics import Judge, PrecisionRecall
 from consilience.tasks.layout import MAIN
 from consilience.tasks.multihead import Generators, Heads
 from consilience.tasks.objectives import Objective, Wasserstein
-from consilience.tasks.task import Task
+from consilience.tasks.sampled import HEADS, TRUNK, Sampled
 
-TRUNK, HEADS = "trunk", "heads"  # the discriminators' parts; the generators are the main part
-NOISE, BETWEEN = keys.word("z"), keys.word("between")
+AVERAGE = "average"  # the part with the moving average of the generators, if a method keeps one
+NOISE, BETWEEN, TURN = keys.word("z"), keys.word("between"), keys.word("turn")
 AT_ONCE = 1000  # examples in a pass without gradients
 
 
-class Adversarial(Task):
+class Adversarial(Sampled):
     """A generator and a discriminator that learn from examples without their labels.
 
     `generator` maps noise [B, latent] to examples, `discriminator` maps examples to one number each. Both are
     `nn.Sequential`. With `generators` or `discriminators` above one there are several posterior samples of each, which
     share all but the generator's first child and the discriminator's last. The `objective` is a function of the mean
-    score of all discriminators. The generator's steps are `pace` times as long as the discriminator's. `judges` score
-    generated examples (`consilience.metrics`).
+    score of all discriminators. The generator's steps are `pace` times as long as the discriminator's. `augment`
+    changes real examples at random. `judges` score generated examples (`consilience.metrics`).
+
+    BatchNorm layers of the generator use the statistics of the examples that are made together; those that samples for
+    evaluation use are the statistics of `AT_ONCE` examples from fixed noise, so a sample does not depend on how many
+    are drawn. A discriminator takes no BatchNorm: its penalty is on every example's own gradient.
     """
 
     kind = "adversarial"
@@ -53,6 +59,7 @@ class Adversarial(Task):
         discriminators: int = 1,
         objective: Objective | None = None,
         pace: float = 1.0,
+        augment: Augmentation | None = None,
         judges: Sequence[Judge] = (PrecisionRecall(),),
     ) -> None:
         for name, module in {"generator": generator, "discriminator": discriminator}.items():
@@ -64,14 +71,18 @@ class Adversarial(Task):
                 f"{latent}, {generators}, {discriminators} and {pace}"
             )
         *trunk, last = discriminator
-        for player in (generator, discriminator):
-            for name, layer in batchnorms(player).items():
-                raise TaskError(
-                    f"layer {name!r} ({type(layer).__name__}) makes an example depend on its batch, and a GAN's "
-                    "statistics are not estimated: use consilience.models.replace_batchnorm(model)"
-                )
+        for name, layer in batchnorms(discriminator).items():
+            raise TaskError(
+                f"layer {name!r} ({type(layer).__name__}) makes a discriminator's score depend on the batch, and the "
+                "penalty needs every example's own: leave it out, or use consilience.models.replace_batchnorm(model)"
+            )
+        for name, layer in batchnorms(generator[0]).items():
+            raise TaskError(
+                f"layer {name!r} ({type(layer).__name__}) is in the generator's first child, of which every sample has "
+                "its own: move it behind that child"
+            )
         makers, heads = Generators(generator, generators), Heads(last, discriminators)
-        super().__init__({MAIN: makers, TRUNK: nn.Sequential(*trunk), HEADS: heads})
+        super().__init__({MAIN: makers, TRUNK: nn.Sequential(*trunk), HEADS: heads}, augment=augment)
         self.latent, self.generators, self.discriminators = latent, generators, discriminators
         self.objective: Objective = objective or Wasserstein()
         self.judges = tuple(judges)
@@ -90,6 +101,7 @@ class Adversarial(Task):
             discriminators=discriminators,
             objective=self.objective,
             pace=self._pace,
+            augment=self.augment,
             judges=self.judges,
         )
 
@@ -97,6 +109,17 @@ class Adversarial(Task):
     def pace(self) -> Tensor | None:
         """`pace` for the generator, 1 for all else."""
         return self._paces
+
+    @property
+    def estimates(self) -> bool:
+        """False: the statistics of a generator's BatchNorm layers come from noise, and no client is asked."""
+        return False
+
+    def averaging(self) -> Self:
+        raise TaskError(
+            "a generator's BatchNorm layers have no running averages: their statistics come from fixed noise; choose "
+            "FedGAN, or use consilience.models.replace_batchnorm(model)"
+        )
 
     def prepare(self, *args: Any, **options: Any) -> Self:
         new = super().prepare(*args, **options)
@@ -108,40 +131,6 @@ class Adversarial(Task):
     def settings(self) -> dict[str, Any]:
         trunk, heads = (str(self.part(name)) for name in (TRUNK, HEADS))
         return {"discriminator": f"{trunk} {heads}", "objective": f"{self.objective}", "pace": f"{self._pace}"}
-
-    @property
-    def played(self) -> int:
-        """The number of parameters of generators and discriminators; further networks come after them."""
-        return int(self.slice(HEADS).stop)
-
-    @property
-    def _blocks(self) -> list[tuple[int, int]]:
-        """(samples, parameters of each) of the generators' own and shared layers, then of the discriminators' shared
-        and own ones."""
-        main, *others = (self.layout.parts[name] for name in (MAIN, TRUNK, HEADS))
-        own = sum(size for name, size in zip(main.names, main.sizes, strict=True) if name.startswith("heads."))
-        shared, trunk, heads = main.size - own, *(part.size for part in others)
-        counts = (self.generators, 1, 1, self.discriminators)
-        return [(count, size // count) for count, size in zip(counts, (own, shared, trunk, heads), strict=True)]
-
-    def samples(self, theta: Tensor) -> list[Tensor]:
-        """All weights [..., P] by sample [..., count, m]: generators' own and shared, then discriminators' shared and
-        own."""
-        parts = theta[..., : self.played].split_with_sizes([count * size for count, size in self._blocks], -1)
-        return [part.view(*part.shape[:-1], *block) for part, block in zip(parts, self._blocks, strict=True)]
-
-    def one(self, theta: Tensor) -> Tensor:
-        """One generator and one discriminator [..., M]: the mean over samples of all weights [..., P]."""
-        return torch.cat([part.mean(-2) for part in self.samples(theta)], -1)
-
-    def all(self, value: Tensor) -> Tensor:
-        """The same weights for every sample: [..., M] to [..., P]."""
-        parts = value.split_with_sizes([size for _, size in self._blocks], -1)
-        repeated = [
-            p.unsqueeze(-2).expand(*p.shape[:-1], count, -1).flatten(-2) if count > 1 else p
-            for p, (count, _) in zip(parts, self._blocks, strict=True)
-        ]
-        return torch.cat(repeated, -1)
 
     @property
     def features(self) -> int:
@@ -184,9 +173,27 @@ class Adversarial(Task):
         """L_D + L_G of one client. The value is L_D alone, as L_G would mostly cancel it; the gradient is of both.
         With `past` heads L_G includes the loss against discriminators of the past, on the present trunk."""
         parts = self.split(theta)
-        made = self.call_one(MAIN, parts[MAIN], self.latents(batch.key, batch.size), key=batch.key)
+        made = self.made_one(parts[MAIN], batch)
         against = self.generator_loss_one(parts, made, batch, past)
         return self.discriminator_loss_one(parts, made.detach(), batch) + (against - against.detach())
+
+    def discriminator_turn_one(self, theta: Tensor, batch: Batch) -> Tensor:
+        """L_D of one client: the generators' weights are constants."""
+        parts = self.split(theta)
+        return self.discriminator_loss_one(parts, self.made_one(parts[MAIN].detach(), batch), batch)
+
+    def generator_turn_one(self, theta: Tensor, batch: Batch, past: Tensor | None = None, generated: int = 1) -> Tensor:
+        """L_G of one client on new noise, `generated` examples for each in the batch: the discriminators' weights are
+        constants."""
+        parts, w = self.split(theta), batch.w.repeat_interleave(generated, output_size=generated * batch.size)
+        mine = Batch((), (), w, keys.fold(batch.key, TURN))
+        return self.generator_loss_one(parts, self.made_one(parts[MAIN], mine), mine, past)
+
+    def made_one(self, makers: Tensor, batch: Batch) -> Tensor:
+        """One client's generated examples, as many as the batch has rows."""
+        z = self.latents(batch.key, batch.size)
+        made: Tensor = self.call_one(MAIN, makers, z, key=batch.key, w=batch.w)
+        return made
 
     def generator_loss_one(
         self, parts: dict[str, Tensor], made: Tensor, batch: Batch, past: Tensor | None = None
@@ -212,8 +219,7 @@ class Adversarial(Task):
         between = torch.lerp(batch.x, made, share.view(-1, *[1] * (made.dim() - 1)))
         gradient = grad(lambda x: self.score_one(parts, x, batch.key).sum())(between)
         # An example's own gradient: without batch norm, d(x) depends on x alone.
-        norm = (gradient.flatten(1).square().sum(1) + 1e-12).sqrt()
-        return loss + self.objective.penalty * batch.mean((norm - 1).square())
+        return loss + self.objective.penalty * batch.mean(self.objective.excess(gradient))
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
         """The scores d [N] of examples x [N, ...] for θ [P], without a fixed scale."""
@@ -225,8 +231,38 @@ class Adversarial(Task):
         """`count` examples of θ's generators, in model units; the first ones are the same for every count."""
         z = self.latents(keys.key(seed, purpose="generate"), count).to(self.device)
         whole = max(AT_ONCE // self.generators, 1) * self.generators  # so that generators keep their turns
+        theta, part = theta.to(self.dtype), self._shown
+        given = list(self._moments(theta).values()) or None
         with torch.no_grad():
-            return torch.cat([self.apply_one(theta.to(self.dtype), some) for some in torch.split(z, whole)])
+            made = [self.networks.call(part, theta, some, given=given) for some in torch.split(z, whole)]
+        return torch.cat(made)
+
+    def release(self, theta: Tensor) -> nn.Module:
+        shown, found = theta.clone(), self._moments(theta.to(self.device, self.dtype))
+        shown[self.slice()] = theta[self.slice(self._shown)]
+        module = super().release(shown)
+        for name, (mean, var) in found.items():
+            for buffer, value in (("running_mean", mean), ("running_var", var)):
+                entry = module.get_buffer(f"{name}.{buffer}")
+                entry.data = value.to(entry.device, entry.dtype)
+        return module
+
+    @property
+    def _shown(self) -> str:
+        """The part whose generators make examples for evaluation."""
+        return AVERAGE if AVERAGE in self.layout.parts else MAIN
+
+    def _moments(self, theta: Tensor) -> dict[str, Moments]:
+        """The statistics of the generator's BatchNorm layers, in the order of their calls, over fixed noise."""
+        layers, part = self.layout.main.batchnorms, self._shown
+        if not layers:
+            return {}
+        z = self.latents(keys.key(0, purpose="statistics"), AT_ONCE).to(self.device)
+        with torch.no_grad():
+            _, seen = self.networks.watched(lambda: self.networks.call(part, theta, z, w=torch.ones_like(z[:, 0])))
+        module = self.networks.functions[part].evaluation[0]
+        name_of = {id(module.get_submodule(name).running_mean): name for name in layers}
+        return {name_of[id(mean)]: moments for mean, _, moments, _ in seen}
 
     def check(self, data: Dataset, targets: bool = True) -> None:
         """Raise an error if the networks do not fit each other or the data."""

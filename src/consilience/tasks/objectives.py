@@ -18,6 +18,11 @@ class Objective(ABC):
     def __post_init__(self) -> None:
         check_types(self)
 
+    def excess(self, gradient: Tensor) -> Tensor:
+        """(‖∂d/∂x‖ − 1)² of each example, from ∂d/∂x [B, ...]."""
+        norm = (gradient.flatten(1).square().sum(1) + 1e-12).sqrt()
+        return (norm - 1).square()
+
     @abstractmethod
     def real(self, d: Tensor) -> Tensor:
         """The discriminator's loss of a real example."""

@@ -28,7 +28,7 @@ class Sums:
 
 def needs_statistics(task: Task) -> bool:
     """Whether a task has BatchNorm layers whose evaluation statistics are estimated for given weights."""
-    return not (task.layout.averaged or not task.layout.main.batchnorms)
+    return task.estimates
 
 
 def client_sums(task: Task, theta: Tensor, cohort: Cohort) -> Sums:

@@ -110,6 +110,11 @@ class Task(ABC):
         return None
 
     @property
+    def estimates(self) -> bool:
+        """Whether clients estimate the evaluation statistics of BatchNorm layers for given weights."""
+        return bool(self.layout.main.batchnorms) and not self.layout.averaged
+
+    @property
     def whole_batch(self) -> bool:
         """Whether the loss of an example depends on the others of its batch."""
         return False

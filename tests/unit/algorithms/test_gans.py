@@ -51,7 +51,8 @@ def test_fedgan_is_fedavg_on_players(train):
     federation, options = points(), {"rounds": 3, "cohort": 2}
     server = cs.server.Momentum(0.9, 0.5)
     players, plain = (
-        learn(method(train, server), game(pace=0.5), federation, **options) for method in (cs.FedGAN, cs.FedAvg)
+        learn(method, game(pace=0.5), federation, **options)
+        for method in (cs.FedGAN(train, server, critic_steps=None), cs.FedAvg(train, server))
     )
     assert torch.equal(players.posterior.mean, plain.posterior.mean)
     assert [line["loss"] for line in players.history] == [line["loss"] for line in plain.history]
@@ -62,7 +63,8 @@ def test_after_an_epoch_a_share_of_the_global_networks_is_mixed_in(share):
     one, train = points((7,)), replace(ADAM, epochs=1)
     start = game().prepare(dtype=torch.float64).initial()
     free, held = (
-        learn(cs.FedGAN(train, interpolate=rho), game(), one, rounds=1).posterior.mean for rho in (0.0, share)
+        learn(cs.FedGAN(train, interpolate=rho, critic_steps=None), game(), one, rounds=1).posterior.mean
+        for rho in (0.0, share)
     )
     torch.testing.assert_close(held, (1 - share) * free + share * start, **EXACT)
 
@@ -76,7 +78,7 @@ def test_networks_are_mixed_in_after_every_epoch_and_train_on_from_there():
         for _, batch in cohort.epoch(epoch, 4):
             theta = theta - 0.05 * task.gradient()(theta, batch)[0]
         theta = (1 - rho) * theta + rho * start
-    run = learn(cs.FedGAN(SGD, interpolate=rho), game(), one, rounds=1)
+    run = learn(cs.FedGAN(SGD, interpolate=rho, critic_steps=None), game(), one, rounds=1)
     torch.testing.assert_close(run.posterior.mean, theta[0], **EXACT)
 
 
@@ -102,6 +104,10 @@ def test_single_players_are_those_of_a_task_with_one_each():
 # ProbGAN's past
 
 
+def probgan(**train):
+    return cs.algorithms.ProbGAN(replace(SLOW, **train), critic_steps=None)
+
+
 def by_hand(sizes, rounds, epochs, batch_size=2, lr=0.02):
     """ProbGAN with one client, and the heads after each of its steps: plain gradients on the same batches and noise,
     generators that also play against the mean of the heads after steps 10, 20, …"""
@@ -121,7 +127,7 @@ def by_hand(sizes, rounds, epochs, batch_size=2, lr=0.02):
 
 @pytest.mark.parametrize(("size", "rounds", "epochs"), [(23, 2, 1), (5, 4, 3)], ids=str)
 def test_the_past_is_the_mean_of_the_heads_after_every_tenth_step_of_all_rounds(size, rounds, epochs):
-    run = learn(cs.algorithms.ProbGAN(replace(SLOW, epochs=epochs)), game(), points((size,)), rounds=rounds)
+    run = learn(probgan(epochs=epochs), game(), points((size,)), rounds=rounds)
     theta, past, heads = by_hand((size,), rounds, epochs)
     assert len(heads) == rounds * epochs * -(-size // 2) >= 10
     found = run.posterior.mean
@@ -131,7 +137,7 @@ def test_the_past_is_the_mean_of_the_heads_after_every_tenth_step_of_all_rounds(
 
 
 def test_before_the_tenth_step_the_past_is_the_initial_heads():
-    run = learn(cs.algorithms.ProbGAN(SLOW), game(), points((6,)), rounds=3)  # nine steps
+    run = learn(probgan(), game(), points((6,)), rounds=3)  # nine steps
     start = run.task.initial()
     assert torch.equal(run.posterior.mean[run.task.slice(PAST)], start[run.task.slice(HEADS)])
     assert torch.equal(start[run.task.slice(PAST)], start[run.task.slice(HEADS)])
@@ -139,7 +145,7 @@ def test_before_the_tenth_step_the_past_is_the_initial_heads():
 
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_a_client_has_the_same_past_in_every_cohort(epochs):
-    federation, method = points((24, 4)), cs.algorithms.ProbGAN(replace(SLOW, epochs=epochs))
+    federation, method = points((24, 4)), probgan(epochs=epochs)
     task = adapted(method)
     together, _ = one_round(method, task, federation, round=5)
     small = Cohort(federation, torch.tensor([1]), round=5, round_size=2, seed=0, dtype=torch.float64)
@@ -150,7 +156,7 @@ def test_a_client_has_the_same_past_in_every_cohort(epochs):
 
 
 def test_the_past_is_averaged_like_the_networks():
-    federation, method = points((24, 22)), cs.algorithms.ProbGAN(SLOW)
+    federation, method = points((24, 22)), probgan()
     task = adapted(method)
     server, _ = started(method, task, federation)
     update, _ = one_round(method, task, federation)

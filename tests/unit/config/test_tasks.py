@@ -77,6 +77,15 @@ def test_a_gans_images_reach_from_black_to_the_brightest_pixel(config: Any, shad
     assert float(usual.inputs(torch.arange(4)).min()) == 0
 
 
+def test_a_gan_s_real_images_can_be_flipped(config: Any) -> None:
+    data = {"name": "digits"}
+    gan = {"data": data, "partition": {"name": "iid", "clients": 2}, "model": {"name": "resnet_gan", "width": 2}}
+    gan["model"]["critic_width"] = 2
+    task = {"kind": "adversarial", "augment": [{"name": "Flip"}]}
+    found = config(**GAN | gan | {"task": task}).setting().task
+    assert found.augment == cs.data.Compose((cs.data.augment.Flip(),))
+
+
 def test_a_gans_tables_are_not_rescaled(config: Any) -> None:
     gan, usual = (config(**GAN | other).setting() for other in ({}, {"task": {}, "model": {"name": "logistic"}}))
     assert torch.equal(gan.federation.data.x, usual.federation.data.x)
@@ -95,8 +104,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "task.noise: this key is for task.kind = 'regression', and it is 'classification'",
     ),
     (
-        {"task": {"kind": "adversarial", "augment": [{"name": "Flip"}]}},
-        "task.augment: this key is for supervised tasks, and task.kind is 'adversarial'",
+        {"task": {"kind": "adversarial", "batch_norm": "averaged"}},
+        "task.batch_norm: this key is for supervised tasks, and task.kind is 'adversarial'",
     ),
     (
         {"run": {"rounds": 1, "outside": "digits"}},
@@ -104,8 +113,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"model": {"name": "mlp"}},
-        "model.name: mlp makes no generator and discriminator, which task.kind = 'adversarial' needs; dcgan and "
-        "mlp_gan do, or a function of your own that returns both",
+        "model.name: mlp makes no generator and discriminator, which task.kind = 'adversarial' needs; cnn_gan, "
+        "dcgan, mlp_gan and resnet_gan do, or a function of your own that returns both",
     ),
     (
         {"task": {}},

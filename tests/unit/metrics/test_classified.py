@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from consilience import metrics
 from consilience.core.errors import ConfigError
-from consilience.metrics import (
-    Classified,
-    frechet,
-)
-from support.samples import examples, normal
+from consilience.metrics import frechet
+from support.samples import examples, normal, plainly
+
+Classified = plainly(metrics.Classified)
 
 
 def sure(classes: int) -> nn.Linear:
@@ -28,7 +28,7 @@ def test_a_classifier_s_score_is_c_for_all_classes_alike_and_1_for_a_collapse() 
     eye = torch.eye(6)
     judge = Classified(sure(6))
     assert judge(eye.repeat(5, 1), examples(eye)) == pytest.approx(
-        {"classifier_score": 6.0, "classes": 6.0, "classifier_distance": 0.0}, abs=0.04
+        {"classifier_score": 6.0, "classes": 6.0, "class_coverage": 1.0, "classifier_distance": 0.0}, abs=0.04
     )
     collapsed = judge(eye[:1].repeat(30, 1), examples(eye))
     assert (collapsed["classifier_score"], collapsed["classes"]) == (pytest.approx(1.0), 1.0)
@@ -46,6 +46,15 @@ def test_the_classifier_s_score_by_hand() -> None:
     scores = Classified(module)(p.log(), examples(torch.eye(3)))
     assert scores["classifier_score"] == pytest.approx(kl.mean().exp().item())
     assert scores["classes"] == 3.0
+
+
+def test_coverage_is_the_mean_share_of_a_fair_share_and_names_have_the_number_of_samples() -> None:
+    eye = torch.eye(4)
+    made = torch.cat([eye[:1].repeat(9, 1), eye[1:2].repeat(2, 1), eye[2:3]])  # fair: 3 of 12
+    assert Classified(sure(4))(made, examples(eye))["class_coverage"] == pytest.approx((1 + 2 / 3 + 1 / 3) / 4)
+    names = metrics.Classified(sure(4))(made, examples(eye))
+    assert set(names) == {f"{n}@12" for n in ("classifier_score", "classes", "class_coverage", "classifier_distance")}
+    assert all(metrics.direction(name) for name in names)
 
 
 def test_a_class_counts_from_a_fifth_of_its_fair_share() -> None:
@@ -98,11 +107,11 @@ def test_samples_that_are_not_finite_are_of_no_class_and_infinitely_far() -> Non
     scores = Classified(sure(4))(torch.cat([eye, eye, bad]), examples(eye))
     assert scores["classifier_score"] == pytest.approx(2.0)  # half the information: 4^½
     assert (scores["classes"], scores["classifier_distance"]) == (4.0, math.inf)
-    worst = {"classifier_score": 1.0, "classes": 0.0, "classifier_distance": math.inf}
+    worst = {"classifier_score": 1.0, "classes": 0.0, "class_coverage": 0.0, "classifier_distance": math.inf}
     assert Classified(sure(4))(bad[:4], examples(eye)) == worst
     assert Classified(sure(4))(bad[4:], examples(eye)) == worst
     alone = Classified(sure(4))(eye[:1], examples(eye[:1]))
-    assert alone == {"classifier_score": 1.0, "classes": 1.0, "classifier_distance": 0.0}
+    assert alone == {"classifier_score": 1.0, "classes": 1.0, "class_coverage": 0.25, "classifier_distance": 0.0}
 
 
 def test_frechet_distances_of_gaussians_with_known_answers() -> None:

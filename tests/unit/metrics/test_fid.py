@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from consilience import metrics
 from consilience.core.errors import ConfigError, DataError
-from consilience.metrics import (
-    InceptionDistance,
-    frechet,
-    pixels,
-)
-from support.samples import Small, everything, pictures
+from consilience.metrics import frechet, pixels
+from support.samples import Small, everything, pictures, plainly
+
+InceptionDistance = plainly(metrics.InceptionDistance)
 
 
 def test_torchmetrics_fid_with_a_small_network_is_frechet_s_distance_of_its_features() -> None:
@@ -32,6 +31,16 @@ def test_torchmetrics_fid_with_a_small_network_is_frechet_s_distance_of_its_feat
     assert score > 0.1
     same = InceptionDistance(network=network)(everything(real).flip(0), real)["fid"]
     assert same == pytest.approx(0.0, abs=1e-4)
+
+
+def test_the_training_data_are_a_second_reference_and_names_have_the_number_of_samples() -> None:
+    test, train, made = pictures(12), pictures(30, seed=2), everything(pictures(9, seed=1))
+    both = metrics.InceptionDistance(network=Small(), training=train)(made, test)
+    assert both.keys() == {"fid@9", "fid_train@9"}
+    assert both["fid@9"] == metrics.InceptionDistance(network=Small())(made, test)["fid@9"]
+    assert both["fid_train@9"] == metrics.InceptionDistance(network=Small())(made, train)["fid@9"]
+    assert both["fid@9"] != both["fid_train@9"]
+    assert [metrics.direction(name) for name in both] == [-1, -1]
 
 
 def test_real_images_are_seen_once_for_each_data_set_and_judge() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from consilience import metrics
+from consilience.core import text
 from consilience.core.errors import DataError
 from consilience.metrics import Reliability, best, bounds, rounds_to, running_means
 
@@ -182,11 +183,25 @@ def test_spread_of_one_value_is_none() -> None:
             for name in ("accuracy", "micro_f1", "r2", "modes", "good_share", "best classifier_score", "classes")
         ),
         *((name, -1) for name in ("nll", "Test ECE", "rmse", "fid", "classifier_distance", "test d_mse")),
+        *((f"{name}@2000", 1) for name in ("recall", "classes", "class_coverage")),
+        *((f"{name}@10000", -1) for name in ("fid", "fid_train")),
         ("width", 0),
     ],
 )
 def test_direction(metric: str, better: int) -> None:
     assert metrics.direction(metric) == better
+
+
+def test_names_with_a_number_of_samples_are_written_out() -> None:
+    assert (text.short("fid@10000"), text.long("fid@10000")) == (
+        "FID@10000",
+        "Fréchet inception distance, 10000 samples",
+    )
+    assert (text.short("sensitivity@0.9"), text.short("nll, m = 20")) == (
+        "sensitivity at specificity 0.9",
+        "NLL, m = 20",
+    )
+    assert text.in_order(["recall@2000", "fid@10000", "loss"]) == ["loss", "fid@10000", "recall@2000"]
 
 
 def test_running_means_are_over_the_rounds_that_were_measured() -> None:

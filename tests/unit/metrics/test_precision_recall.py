@@ -10,11 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from consilience import metrics
 from consilience.core.errors import ConfigError, DataError
-from consilience.metrics import (
-    PrecisionRecall,
-)
-from support.samples import RING, clouds, examples, normal
+from support.samples import RING, clouds, examples, normal, plainly
+
+PrecisionRecall = plainly(metrics.PrecisionRecall)
+
+
+def test_names_have_the_number_of_samples():
+    assert metrics.PrecisionRecall()(normal(7, 2), examples(normal(9, 2))).keys() == {"precision@7", "recall@7"}
 
 
 def test_a_set_is_precise_and_complete_to_itself_and_nothing_to_a_far_one() -> None:

@@ -14,6 +14,7 @@ from consilience.data.batch import Batch
 from consilience.models import (
     MODELS,
     Pair,
+    cnn_gan,
     dcgan,
     dcgan_discriminator,
     dcgan_generator,
@@ -23,6 +24,8 @@ from consilience.models import (
     mlp_generator,
     resnet9,
     resnet18_v2,
+    resnet_gan,
+    spectral_norm,
 )
 from consilience.models.resnet import PreactivationBlock
 from consilience.tasks.supervised import Classification
@@ -127,12 +130,23 @@ def small_dcgan(shape):
     return dcgan_generator(5, shape, width=2), dcgan_discriminator(shape, width=2)
 
 
+def small_residuals(shape):
+    pair = resnet_gan(shape, 5, 2, 2)
+    return pair.generator, pair.discriminator
+
+
+def small_cnns(shape):
+    pair = cnn_gan(shape, 5, 2, spectral=True)
+    return pair.generator, pair.discriminator
+
+
 def small_mlps(shape):
     return mlp_generator(5, shape), mlp_discriminator(shape)
 
 
 GANS = [
     *[(small_mlps, shape) for shape in [(2,), (1, 28, 28), (3, 32, 32)]],
+    *[(make, shape) for make in (small_residuals, small_cnns) for shape in [(1, 28, 28), (3, 32, 32), (2, 8, 8)]],
     *[(small_dcgan, shape) for shape in [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 20, 20), (1, 48, 48), (3, 64, 64)]],
 ]
 
@@ -174,8 +188,10 @@ def test_a_dcgan_may_have_any_width(odd):
         (mlp_discriminator((1, 2, 3), hidden=(7,)), (6 * 7 + 7) + (7 + 1)),
         (dcgan_generator(100, (1, 28, 28)), 6272 * 101 + 2 * 128 + 16 * 128 * 64 + 2 * 64 + (16 * 64 + 1)),
         (dcgan_generator(100, (3, 32, 32)), 1_073_027),
-        (dcgan_discriminator((1, 28, 28)), (25 * 64 + 64) + 25 * 64 * 128 + 2 * 128 + (49 * 128 + 1)),
-        (dcgan_discriminator((3, 32, 32)), 1_033_729),
+        (dcgan_discriminator((1, 28, 28)), (25 * 64 + 64) + (25 * 64 * 128 + 128) + (49 * 128 + 1)),
+        (dcgan_discriminator((3, 32, 32)), 1_033_345),
+        (resnet_gan((3, 32, 32)).generator, 4_276_739),
+        (resnet_gan((3, 32, 32)).discriminator, 1_053_825),
     ],
 )
 def test_gans_have_the_weights_that_one_counts(module, size):
@@ -188,7 +204,7 @@ def test_a_dcgan_halves_its_channels_as_it_doubles_its_side():
         x = layer(x)
         seen += [tuple(x.shape[1:])] if not seen or tuple(x.shape[1:]) != seen[-1] else []
     assert seen == [(8, 4, 4), (4, 8, 8), (2, 16, 16), (3, 32, 32)]
-    assert [type(layer) for layer in generator[1:4]] == [nn.GroupNorm, nn.ReLU, nn.ConvTranspose2d]
+    assert [type(layer) for layer in generator[1:4]] == [nn.BatchNorm2d, nn.ReLU, nn.ConvTranspose2d]
     for layer in dcgan_discriminator((3, 32, 32), width=2)[:-2]:
         x = layer(x)
         seen += [tuple(x.shape[1:])] if tuple(x.shape[1:]) != seen[-1] else []
@@ -202,6 +218,45 @@ def test_images_that_a_dcgan_cannot_reach_by_doubling_are_refused(shape):
         dcgan_generator(5, shape)
     with pytest.raises(ConfigError, match=f"^dcgan_discriminator {message}$"):
         dcgan_discriminator(shape)
+
+
+@pytest.mark.parametrize("init", ["normal", "orthogonal", "default"])
+def test_initial_weights_are_normal_or_orthogonal_as_asked(init):
+    pair = dcgan((3, 32, 32), width=16, init=init)
+    for module in (pair.generator, pair.discriminator):
+        layers = [p for name, p in module.named_parameters() if name.endswith("weight") and p.dim() > 1]
+        biases = [p for name, p in module.named_parameters() if name.endswith("bias")]
+        if init == "normal":
+            flat = torch.cat([p.flatten() for p in layers])
+            torch.testing.assert_close(flat.std(), torch.tensor(0.02), rtol=0.02, atol=0)
+        for p in layers if init == "orthogonal" else ():
+            matrix = p.detach().flatten(1)
+            matrix = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+            torch.testing.assert_close(matrix @ matrix.T, torch.eye(len(matrix)), rtol=0, atol=1e-4)
+        assert all(not p.any() for p in biases) is (init != "default")
+    with pytest.raises(ConfigError, match="init is 'normal', 'orthogonal' or 'default', got 'none'"):
+        dcgan((3, 32, 32), init="none")
+
+
+def test_spectral_norm_divides_weights_by_their_largest_singular_value():
+    torch.manual_seed(0)
+    plain = dcgan_discriminator((1, 8, 8), width=4)
+    normed = spectral_norm(plain)
+    for before, after in zip(plain, normed, strict=True):
+        if isinstance(before, nn.Linear | nn.Conv2d):
+            before.weight.data = before.weight.data / torch.linalg.matrix_norm(before.weight.data.flatten(1), 2)
+            torch.testing.assert_close(after.weight.shape, before.weight.shape)
+    x = torch.randn(4, 1, 8, 8)
+    torch.testing.assert_close(normed(x), plain(x), rtol=0.1, atol=0.02)
+    large = spectral_norm(nn.Sequential(nn.Linear(6, 5)))
+    matrix = large[0].weight.detach()
+    u, s, v = torch.linalg.svd(matrix)
+    s = s * torch.tensor([4.0, 1.0, 1.0, 1.0, 1.0])  # a gap, so that ten iterations are exact
+    large[0].weight.data = (u * s) @ v[:5]
+    found = (large(v[:1]) - large[0].bias).detach()
+    assert float(found.norm()) == pytest.approx(1.0, abs=1e-4)
+    with pytest.raises(ConfigError, match="no linear layers and convolutions"):
+        spectral_norm(nn.Sequential(nn.ReLU()))
 
 
 def test_a_dcgan_refuses_what_is_no_image():

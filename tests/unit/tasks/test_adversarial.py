@@ -202,7 +202,9 @@ def test_the_generator_s_step_is_pace_times_as_long(chain, pace):
 
 SEQUENTIAL = "the {} must be an nn.Sequential: every sample has its own outermost layer"
 NUMBERS = "latent, generators and discriminators must be at least 1 and pace positive, got {}"
-STATISTICS = "layer '{}' (BatchNorm1d) makes an example depend on its batch"
+STATISTICS = "layer '{}' (BatchNorm1d) makes a discriminator's score depend on the batch"
+NORM = nn.BatchNorm1d(3)
+OWN = "layer '{}' (BatchNorm1d) is in the generator's first child, of which every sample has its own"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,10 @@ STATISTICS = "layer '{}' (BatchNorm1d) makes an example depend on its batch"
         (lambda g, d: cs.Adversarial(g, d, latent=0), NUMBERS.format("0, 1, 1 and 1.0")),
         (lambda g, d: cs.Adversarial(g, d, latent=2, generators=0, pace=0.0), NUMBERS.format("2, 0, 1 and 0.0")),
         (lambda g, d: cs.Adversarial(g, d, latent=2, pace=math.nan), NUMBERS.format("2, 1, 1 and nan")),
-        (lambda g, d: cs.Adversarial(g.append(nn.BatchNorm1d(2)), d, latent=2), STATISTICS.format("4")),
+        (
+            lambda g, d: cs.Adversarial(nn.Sequential(nn.Sequential(g[0], nn.BatchNorm1d(3))), d, latent=2),
+            OWN.format("1"),
+        ),
         (lambda g, d: cs.Adversarial(g, d.insert(2, nn.BatchNorm1d(4)), latent=2), STATISTICS.format("2")),
     ],
 )

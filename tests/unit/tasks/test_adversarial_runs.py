@@ -70,7 +70,7 @@ def test_epgan_needs_a_discriminator_whose_last_layer_is_linear():
     generator, discriminator = players()
     task = cs.Adversarial(generator, nn.Sequential(*discriminator, nn.Tanh()), latent=LATENT)
     with pytest.raises(TaskError, match=r"^the discriminator's last child must be an nn.Linear, not Tanh$"):
-        learn(cs.EPGAN(), task, points(), rounds=1)
+        learn(cs.algorithms.SignalEPGAN(), task, points(), rounds=1)
     learn(cs.algorithms.ProbGAN(PLAY), task, points(), rounds=1)  # it needs no features
 
 
@@ -169,7 +169,7 @@ def test_clients_own_generators_are_judged_together():
 
 def test_appended_parameters_do_not_change_generated_examples():
     task = game()
-    run = learn(cs.EPGAN(replace(PLAY, lr=0.0), hidden=3), task, points(), rounds=1)
+    run = learn(cs.algorithms.SignalEPGAN(replace(PLAY, lr=0.0), hidden=3), task, points(), rounds=1)
     assert run.task.size > task.size
     start = task.prepare(dtype=torch.float64)
     x = points().data.x.double()

@@ -1,198 +1,124 @@
-"""EP-GAN: Bayesian GANs whose prior is made of factors from all clients (anonymous, under review at ICLR 2022)."""
+"""EPGAN: EP-GAN with sites from the moments of the clients' chains."""
 
-from abc import abstractmethod
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from consilience.algorithms.base import algorithm
-from consilience.algorithms.gan.players import NOISY, Players, adversarial
-from consilience.algorithms.shared import averaging
-from consilience.core import ConsilienceError, Gaussian, Point, Weighted, keys, record
-from consilience.core.checks import Count, NonNegative, Positive, Share
+from consilience.algorithms.gan.ep_players import EPPlayers
+from consilience.core import TaskError, guards
+from consilience.core.checks import NonNegative, Positive, Proportion
+from consilience.core.gaussian import Gaussian
 from consilience.core.ranges import Range, Ranges
-from consilience.data import Batch, Cohort, Info
-from consilience.inference import sigmoid_moments, sigmoid_site
-from consilience.inference.weight_energy import gaussian_energy, mixture_energy
-from consilience.optim import Chain
-from consilience.tasks import Adversarial, Task
-
-SIGNAL = "signal"  # the part that computes f and the mixture's weights
-GUMBEL = keys.word("mixture")
-AT_ONCE = 256  # examples in a pass without gradients, at least
+from consilience.data.cohort import Cohort
+from consilience.inference.tilted import within_two_deviations
+from consilience.tasks.adversarial import Adversarial
 
 
-@record
-class Server(averaging.Server):
-    """The networks, the optimiser's memory, and the product of all clients' sites [J, M]."""
+class ChainMoments:
+    """Moments of the M weights of one generator and one discriminator, over all of their samples and the later half of
+    a round's steps [K, 1]. Call it after every step of the chain from the weights w [P]."""
 
-    sites: Gaussian
+    def __init__(self, task: Adversarial, w: Tensor, steps: Tensor) -> None:
+        self.task, self.steps = task, steps
+        self.centre = task.one(w)  # moments are taken around it: squares far from 0 lose digits of the variance
+        self.around = task.all(self.centre)
+        self.first, self.second, self.before = (torch.zeros_like(steps * self.centre) for _ in range(3))
+        self.lengths, self.jumps = torch.zeros_like(steps), torch.zeros_like(steps)
 
-
-@record
-class Message:
-    """The networks, and the product of all sites: every client divides by its own."""
-
-    model: Point
-    sites: Gaussian
-
-
-@record
-class Update:
-    """The weighted change of the networks, and the factor by which the client's site changes [K, J, M]."""
-
-    change: Weighted
-    site: Gaussian
-
-
-@algorithm
-class EPPlayers(Players):
-    """q(θ) = p₀(θ) Π_k q_k(θ) over the M weights of one generator and one discriminator, p₀ = N(w, `scale`²) around the
-    averaged networks w: the prior of every sample of them. A client's state is its site q_k [K, J, M].
-
-    cavity q₋ₖ = q / q_k; the client plays with a prior of weight λ = `strength` and finds the tilted q̂ (`tilt`);
-    q_k ← q_k^(1−δ) (q̂ / q₋ₖ)^δ, δ = `damping`, 1/K for the K clients of a round when None. Networks are averaged as in
-    FedAvg. With `history` it is EP-ProbGAN, else EP-BGAN. Subclasses define `tilt`."""
-
-    ranges: ClassVar[Ranges] = {"strength": Range(1e-5, 1e-1), "scale": Range(0.003, 0.3)}
-    train: Chain = NOISY
-    history: bool = True
-    strength: NonNegative = 1e-3
-    scale: Positive = 0.03
-    damping: Share | None = None
-    components = 1
+    def __call__(self, taken: Tensor, now: Tensor) -> None:
+        """Add θ [k, P] of clients that have taken so many steps [k, 1]."""
+        k = len(now)
+        later = (2 * taken > self.steps[:k]).to(now.dtype)
+        again = (2 * (taken - 1) > self.steps[:k]).to(now.dtype)  # there is a step before it
+        off = now[:, : self.task.played] - self.around
+        mean = self.task.one(off)
+        self.first[:k] += later * mean
+        self.second[:k] += later * self.task.one(off.square())
+        self.lengths[:k] += later * mean.square().sum(-1, keepdim=True)
+        self.jumps[:k] += again * (mean - self.before[:k]).square().sum(-1, keepdim=True)
+        self.before[:k] = mean
 
     @property
-    def name(self) -> str:
-        return "EP-ProbGAN" if self.history else "EP-BGAN"
+    def count(self) -> Tensor:
+        """The number of steps [K, 1]."""
+        return self.steps - (self.steps / 2).floor()
 
-    def start(self, task: Any, info: Info) -> Server:
-        averaged = super().start(task, info)
-        return Server(averaged.model, averaged.memory, self.flat(task, info.initial))
+    @property
+    def mean(self) -> Tensor:
+        """[K, M]."""
+        return self.first / self.count + self.centre
 
-    def client(self, task: Adversarial, info: Info, n: Tensor) -> Gaussian:
-        return self.flat(task, info.initial, len(n))
+    @property
+    def variance(self) -> Tensor:
+        """[K, M]."""
+        return (self.second / self.count - (self.first / self.count).square()).clamp_min(0)
 
-    def flat(self, task: Adversarial, w: Tensor, *clients: int) -> Gaussian:
-        """Sites without information, [J, M] or [K, J, M]."""
-        nothing = w.new_zeros(*clients, self.components, task.one(w).shape[-1])
-        return Gaussian(nothing, nothing.clone())
-
-    def message(self, server: Server, ids: object) -> Message:
-        return Message(server.model, server.sites)
-
-    def anchor(self, task: Adversarial, w: Tensor) -> Gaussian:
-        """p₀ [M], given the averaged networks w [P]."""
-        centre = task.one(w)
-        return Gaussian.of(centre, torch.full_like(centre, self.scale**-2))
-
-    def cavity(self, task: Adversarial, message: Message, site: Gaussian) -> Gaussian:
-        """p₀ Π_{j≠k} q_j, [K, J, M]."""
-        return self.anchor(task, message.model.theta) * (message.sites / site)
-
-    @abstractmethod
-    def tilt(self, task: Adversarial, w: Tensor, cavity: Gaussian, cohort: Cohort) -> tuple[Tensor, Gaussian]:
-        """(Weights [K, P] after a round of play from w, tilted / cavity [K, J, M])."""
-
-    def local(self, task: Adversarial, message: Message, state: Gaussian, cohort: Cohort) -> tuple[Update, Gaussian]:
-        w = message.model.theta
-        played, site = self.tilt(task, w, self.cavity(task, message, state), cohort)
-        delta = (site / state) ** (self.damping or 1 / cohort.round_size)
-        update = Update(averaging.change(played, w, cohort.n), delta)
-        return update, self.follow(state, update)
-
-    def repeated(self, task: Adversarial, cavity: Gaussian) -> Gaussian:
-        """The cavity to the power λ for all samples, [K, P]: as a prior of the game."""
-        return Gaussian(*(task.all(value.squeeze(-2)) for value in (cavity.eta, cavity.lam))) ** self.strength
-
-    def follow(self, state: Gaussian, update: Update) -> Gaussian:
-        return state * update.site
-
-    def swap(self, server: Server, old: Gaussian, new: Gaussian) -> Server:
-        return replace(server, sites=server.sites * (new / old))
-
-    def fuse(self, server: Server, update: Update) -> Server:
-        averaged: Server = super().fuse(server, update.change)
-        return replace(averaged, sites=server.sites * update.site)
-
-    def prior(self, task: Adversarial, server: Server) -> Gaussian:
-        """q [J, M]; `task` as `adapt` returned it."""
-        return self.anchor(task, server.model.theta) * server.sites
-
-    def facts(self, server: Server) -> dict[str, float]:
-        """The mean precision of all sites together, relative to p₀'s."""
-        return {"sites_precision": float(server.sites.lam.mean()) * self.scale**2}
-
-    def audit(self, server: Server, states: Iterable[Gaussian]) -> dict[str, float]:
-        product = Gaussian.flat(server.sites.eta)
-        for group in states:
-            product = product * group.product()
-        gap = float((server.sites / product).norm.sum() / server.sites.norm.sum().clamp_min(1e-3))
-        if gap > 1e-3:
-            raise ConsilienceError(f"the prior is not the product of the sites: they differ by {gap:.2g} of its norm")
-        return {"sites_apart": gap}
+    @property
+    def effective(self) -> Tensor:
+        """The number of independent draws that the steps are worth, T (1 − r) / (1 + r) ≥ 1, [K, 1]; r is the
+        correlation of neighbours over all weights."""
+        count = self.count
+        variance = (self.lengths / count - (self.first / count).square().sum(-1, keepdim=True)).clamp_min(1e-30)
+        r = (1 - self.jumps / (count - 1).clamp_min(1) / 2 / variance).clamp(-0.99, 1)
+        return (count * (1 - r) / (1 + r)).clamp_min(1).minimum(count)
 
 
 @algorithm
 class EPGAN(EPPlayers):
-    """`EPPlayers` whose clients have the likelihood Π_i σ(f θ_i), one number f for all weights: the mean over the
-    client's examples of a network with `hidden` units on the discriminator's features.
+    """`EPPlayers` whose sites are the moments of the later half of a client's steps: where its weights are, and which
+    of them matter.
 
-    The tilted q̂ = N(m, s) ≈ Π σ(f θ_i) q₋ₖ is computed anew at every step and is the prior of all samples:
+    Clients play with the cavity as their prior. With the variances S of a weight, Σ̂ = (1 − ρ) S + ρ mean(S) by layer,
+    ρ = `shrinkage`, and Λ_k = τ / Σ̂, clipped at its mean ± 2 standard deviations. τ = T / (T + 1) counts the error
+    of the mean of T effective draws. An optimiser's spread has no unit of its own, so Σ̂ is in units in which the mean
+    of 1/Σ̂ is p₀'s precision 1/`scale`²; Λ_k stays between `floor` and `cap` times that. Guards count both clippings.
 
-        game + λ Σ_i { (θ_i − m_i)² / 2s_i + ½ ln s_i }.
+    `layers` are pairs of a name and a factor on λ for the weights whose names begin with it, as the task's `layers`
+    has them: (("discriminator", 0.0),) leaves the prior to the generator.
 
-    The network of f learns from the prior, the discriminator's features do not. The site is q̂ / q₋ₖ with f over all of
-    the client's data. `components` J > 1 is a mixture of such priors with an f_j and a weight π_j each,
-    −λ Σ_i ln Σ_j π_j N(θ_i; m_ij, s_ij); π is drawn by Gumbel-softmax.
+    The paper's sites hold one number for all weights: `SignalEPGAN`."""
 
-    As f is one number, a site can only say that all weights should rise, or all should fall. `SampledEPGAN` has sites
-    that say more."""
+    ranges: ClassVar[Ranges] = {"strength": Range(1e-5, 1e-1), "scale": Range(0.003, 0.3)}
+    shrinkage: Proportion = 0.1
+    floor: NonNegative = 0.1
+    cap: Positive = 10.0
+    layers: tuple[tuple[str, NonNegative], ...] = ()
 
-    components: Count = 1
-    hidden: Count = 128
+    def repeated(self, task: Adversarial, cavity: Gaussian) -> Gaussian:
+        prior = super().repeated(task, cavity)
+        return prior ** self.factors(task) if self.layers else prior
 
-    @property
-    def name(self) -> str:
-        return ("Mixture-" if self.components > 1 else "") + super().name
+    def factors(self, task: Adversarial) -> Tensor:
+        """The factors of `layers` for all weights [P]."""
+        names, found = list(task.layers), dict.fromkeys(task.layers, 1.0)
+        for begin, factor in self.layers:
+            chosen = [name for name in names if f"{name}.".startswith(f"{begin}.")]
+            if not chosen:
+                raise TaskError(f"layers: no weights are called {begin!r}; there are {', '.join(names)}")
+            found |= dict.fromkeys(chosen, factor)
+        each = [torch.full((size,), found[name], dtype=task.dtype) for name, size in task.layers.items()]
+        return task.all(torch.cat(each).to(task.device))
 
-    def adapt(self, task: Task, seed: int) -> Task:
-        """The task with the network of f, and then the past, as further parts."""
-        players = adversarial(task, self.name)
-        outputs = self.components if self.components == 1 else 2 * self.components
-        with keys.seeded(seed, purpose="networks"):
-            first, last = nn.Linear(players.features, self.hidden), nn.Linear(self.hidden, outputs)
-        return super().adapt(players.extend(**{SIGNAL: nn.Sequential(first, nn.ReLU(), last)}), seed)
-
-    def signal(self, task: Adversarial, theta: Tensor, batch: Batch, key: Tensor | None = None) -> Tensor:
-        """One client's f [J], followed by the logits of π if J > 1: means over the batch, without dropout unless there
-        is a key. Only the network of f gets a gradient."""
-        features, _ = task.features_one(theta[: task.played].detach(), batch.x, key)
-        return batch.mean(task.call_one(SIGNAL, task.split(theta)[SIGNAL], features, exact=True))
-
-    def energy(self, task: Adversarial, theta: Tensor, batch: Batch, mean: Tensor, variance: Tensor) -> Tensor:
-        """−ln of the prior of all samples with f of a batch, up to a constant, from the cavity's moments [J, M]."""
-        signal, weights = self.signal(task, theta, batch, batch.key), theta[: task.played]
-        m, s = sigmoid_moments(signal[: self.components].unsqueeze(1), mean, variance)
-        if self.components == 1:
-            return gaussian_energy(task.samples(weights), mean[0], m[0], s[0])
-        u = keys.uniform(keys.fold(batch.key, GUMBEL), self.components, weights.dtype).clamp_min(1e-7)
-        gumbel = -(-u.log()).log()
-        return mixture_energy(weights, task.all(m), task.all(s), (signal[self.components :] + gumbel).log_softmax(0))
-
-    def loss(
-        self, task: Adversarial, theta: Tensor, batch: Batch, past: Tensor, mean: Tensor, variance: Tensor
-    ) -> Tensor:
-        """One client's game and its prior. The value is the game's, the gradient that of both."""
-        prior = self.strength * self.energy(task, theta, batch, mean, variance)
-        return self.game(task, theta, batch, past) + (prior - prior.detach())
+    def precision(self, task: Adversarial, moments: ChainMoments) -> Tensor:
+        """Λ_k [K, M]."""
+        sizes = list(task.layers.values())
+        parts = [
+            1 / ((1 - self.shrinkage) * s + self.shrinkage * s.mean(-1, keepdim=True) + 1e-20)
+            for s in moments.variance.split_with_sizes(sizes, -1)
+        ]
+        inverse = torch.cat(parts, -1)
+        clipped = within_two_deviations(inverse)
+        guards.count("site clipped", clipped != inverse)
+        effective, unit = moments.effective, self.scale**-2
+        lam = effective / (effective + 1) * unit * clipped / clipped.mean(-1, keepdim=True)
+        guards.count("site at its floor or cap", (lam < self.floor * unit) | (lam > self.cap * unit))
+        return lam.clamp(self.floor * unit, self.cap * unit)
 
     def tilt(self, task: Adversarial, w: Tensor, cavity: Gaussian, cohort: Cohort) -> tuple[Tensor, Gaussian]:
-        mean, variance = cavity.mean, cavity.variance
-        played = self.play(self.loss, task, w, cohort, mean, variance)
-        trained, size = played[:, : task.slice(SIGNAL).stop], max(self.train.batch_size, AT_ONCE)
-        signal = cohort.mean(task.vectorize(self.signal), trained, size)
-        return played, sigmoid_site(signal[:, : self.components].unsqueeze(-1), Gaussian.of(mean, 1 / variance))
+        moments = ChainMoments(task, w, self.train.steps(cohort))
+        played = self.play(task, w, cohort, prior=self.repeated(task, cavity), look=moments)
+        tilted = Gaussian.of(moments.mean.unsqueeze(1), cavity.lam + self.precision(task, moments).unsqueeze(1))
+        cohort.note(effective=moments.effective.squeeze(-1))
+        return played, tilted / cavity

@@ -10,9 +10,10 @@ from consilience.algorithms.base import algorithm
 from consilience.algorithms.gan.server_generator import ServerGenerator
 from consilience.core import NonNegative, Point, record
 from consilience.data import Batch, Cohort, Info
-from consilience.optim.chain import Memory
-from consilience.tasks.adversarial import HEADS, TRUNK, Adversarial
+from consilience.optim.turns import Memory
+from consilience.tasks.adversarial import Adversarial
 from consilience.tasks.layout import MAIN
+from consilience.tasks.sampled import HEADS, TRUNK
 
 
 @record
@@ -67,7 +68,7 @@ class F2A(ServerGenerator):
     def generator_loss(self, task: Adversarial, theta: Tensor, batch: Batch, discriminators: Tensor) -> Tensor:
         """L_G of one generator against all discriminators, and the penalty on λ."""
         generator, sharpness = theta[:-1], theta[-1]
-        made = task.call_one(MAIN, generator, task.latents(batch.key, len(batch.w)), key=batch.key)
+        made = task.made_one(generator, batch)
         sizes = [task.slice(part).stop - task.slice(part).start for part in (TRUNK, HEADS)]
         players = [dict(zip((TRUNK, HEADS), one.split_with_sizes(sizes), strict=True)) for one in discriminators]
         each = torch.stack([task.score_one(player, made, batch.key) for player in players])

@@ -10,7 +10,7 @@ from consilience.algorithms.gan.server_generator import ServerGenerator
 from consilience.algorithms.shared.averaging import change
 from consilience.core.records import Point, Weighted, record
 from consilience.data import Batch, Cohort, Info
-from consilience.optim.chain import Memory
+from consilience.optim.turns import Memory
 from consilience.tasks.adversarial import Adversarial
 from consilience.tasks.layout import MAIN
 
@@ -60,8 +60,7 @@ class FedAvgGAN(ServerGenerator):
 def generator_loss(task: Adversarial, theta: Tensor, batch: Batch, discriminator: Tensor) -> Tensor:
     """L_G of one generator."""
     parts = task.split(torch.cat([theta, discriminator]))
-    made = task.call_one(MAIN, parts[MAIN], task.latents(batch.key, len(batch.w)), key=batch.key)
-    return task.generator_loss_one(parts, made, batch)
+    return task.generator_loss_one(parts, task.made_one(parts[MAIN], batch), batch)
 
 
 def _players(task: Adversarial, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """ServerGenerator: the server trains the generator, clients train discriminators."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +11,11 @@ from consilience.algorithms.base import Algorithm, algorithm
 from consilience.algorithms.gan.players import ADAM, adversarial
 from consilience.core import ConfigError, Count, keys
 from consilience.data import Batch, Cohort
-from consilience.optim import Adam, Chain
-from consilience.optim.chain import Memory
+from consilience.optim import Chain
+from consilience.optim.turns import Memory
 from consilience.tasks import Adversarial, Task
-from consilience.tasks.layout import MAIN
 
-SHORT = Adam(lr=3e-4, beta1=0.5, batch_size=128, longest=6)  # the papers' six steps a round
+SHORT = replace(ADAM, longest=6)  # the papers' six steps a round
 
 
 @algorithm
@@ -34,7 +34,7 @@ class ServerGenerator(Algorithm):
         for name, usual in unused.items():
             if (value := getattr(self.generator, name, usual)) != usual:
                 raise ConfigError(f"generator.{name} has no effect at the server: omit it, got {value}")
-        if type(self.generator).probe is not Chain.probe:
+        if self.generator.looks_around:
             kind = type(self.generator).__name__
             raise ConfigError(
                 f"generator needs gradients at the weights, which {kind} does not take: choose Adam or SGD"
@@ -74,5 +74,4 @@ class ServerGenerator(Algorithm):
 def discriminator_loss(task: Adversarial, theta: Tensor, batch: Batch, generator: Tensor) -> Tensor:
     """L_D of one client's discriminator."""
     parts = task.split(torch.cat([generator, theta]))
-    made = task.call_one(MAIN, generator, task.latents(batch.key, batch.size), key=batch.key)
-    return task.discriminator_loss_one(parts, made, batch)
+    return task.discriminator_loss_one(parts, task.made_one(generator, batch), batch)
