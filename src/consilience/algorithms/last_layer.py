@@ -184,7 +184,7 @@ def _check_head(task: Task, theta: Tensor, cohort: Cohort) -> None:
     probe = theta.clone()
     probe[start:stop] = torch.linspace(-3, 3, stop - start).to(theta)
     seen, output = task.networks.features(probe, rows(batch.x, 0), None, None)
-    weight, bias = probe[start:stop].split([layer.weight.numel(), layer.out_features])
+    weight, bias = probe[start : start + layer.weight.numel()], probe[start + layer.weight.numel() : stop]
     made = F.linear(seen, weight.view_as(layer.weight), bias)
     room = 0.05 * made.abs().max().clamp_min(1)  # for bfloat16
     same = seen.dim() == 2 and made.numel() == output.numel()
