@@ -144,8 +144,8 @@ class Cohort:
         """All examples in their order, in batches of `size`, inputs as in evaluation or, if `augmented`, as in
         training: (k, batch of the first k clients)."""
         positions = torch.arange(int(self._sizes[0]), device=self.device).expand(len(self), -1)
-        made = (self._take, self._augment) if augmented else (take, self._as_evaluated)
-        return self._batches(positions, size, tag, *made, least=1)
+        how, change = (self._take, self._augment) if augmented else (take, self._as_evaluated)
+        return self._batches(positions, size, tag, how, change, least=1)
 
     def _as_evaluated(self, x: Tensor, key: Tensor) -> Tensor:
         return x if self._augment is None else self._augment.evaluation(x)

@@ -25,7 +25,9 @@ class Laplace(Curved):
     augmented: bool = field(default=False, kw_only=True)
 
     def curvature(self, task: Task, cavity: Gaussian, mean: Tensor, cohort: Cohort) -> Tensor:
-        how = {"augmented": self.augmented}
-        passes = [cohort.mean(task.fisher, mean, self.batch_size, tag=f"fisher {e}", **how) for e in range(self.epochs)]
+        passes = [
+            cohort.mean(task.fisher, mean, self.batch_size, tag=f"fisher {epoch}", augmented=self.augmented)
+            for epoch in range(self.epochs)
+        ]
         fisher = sum(passes[1:], passes[0]) / self.epochs
         return within_two_deviations(fisher) if self.clip else fisher

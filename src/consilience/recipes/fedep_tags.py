@@ -3,9 +3,9 @@
 import torch
 
 from consilience.data import Dataset, Federation
+from consilience.data.loaders.stack_overflow import FIRST
 from consilience.engines.simulator import Simulator
 from consilience.models import bag_of_words
-from consilience.models.text import FIRST
 from consilience.optim import SGD
 from consilience.recipes.base import seeded
 from consilience.recipes.fedep import Benchmark

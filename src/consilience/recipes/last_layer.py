@@ -5,6 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 from consilience.algorithms import FedAvg, FedEP, LastLayer, Switch
+from consilience.algorithms.switch import Method
 from consilience.data import load, partition
 from consilience.engines.simulator import Simulator
 from consilience.inference import Identity
@@ -57,7 +58,10 @@ def recipe(options: Options) -> Comparison:
         task = Classification(seeded(seed, lambda: mlp(train.x.shape[1:], 10, (16,) if quick else (100,))))
         local = SGD(lr=0.02, momentum=0.9, epochs=1 if quick else 3, batch_size=20, weight_decay=1e-4)
         posterior = FedEP(Identity(local, scale=0.02))
-        methods = {"FedAvg": FedAvg(local), "FedEP(I)": Switch(FedAvg(local), posterior, at=rounds // 2)}
+        methods: dict[str, Method] = {
+            "FedAvg": FedAvg(local),
+            "FedEP(I)": Switch(FedAvg(local), posterior, at=rounds // 2),
+        }
         for name, method in methods.items():
             options.tell(name, seed)
             out = Storage(options.out / name / f"seed-{seed}", checkpoint_every=10)

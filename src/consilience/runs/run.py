@@ -437,8 +437,8 @@ class Run:
     ) -> Detection:
         """How well the uncertainty at a new client separates out-of-distribution examples from others. `batch_size` is
         as in `predict`. `outside` gets the scale and shift of the training data, as the model would see it in use."""
-        data, how = (self._examples(inside), self._examples(outside)), {"samples": samples, "batch_size": batch_size}
-        return detect(self.network, self.newcomer(), *data, trained_on=self.federation.data, **how)
+        how: dict[str, Any] = {"samples": samples, "batch_size": batch_size, "trained_on": self.federation.data}
+        return detect(self.network, self.newcomer(), self._examples(inside), self._examples(outside), **how)
 
 
 def federation_facts(federation: Federation) -> dict[str, Any]:
