@@ -324,8 +324,9 @@ class Data:
         shape = (x.shape[1], 1, 1)
         scale = torch.full(shape, (high - low) / max(1, int(x.max())), device=x.device)
         shift = torch.full_like(scale, low)
-        parts = (self.train, self.test, self.calibration)
-        return Data(*(None if part is None else replace(part, scale=scale, shift=shift) for part in parts))
+        train, test = (replace(part, scale=scale, shift=shift) for part in (self.train, self.test))
+        held_out = None if self.calibration is None else replace(self.calibration, scale=scale, shift=shift)
+        return Data(train, test, held_out)
 
     @property
     def _has_images(self) -> bool:

@@ -39,9 +39,9 @@ TEXT = (
     f"{CLIENTS} clients talk to the server once; every class is partitioned by Dirichlet α. About {EXAMPLES:,} training"
     " examples, an MLP of 100 units for MNIST and Fashion-MNIST, LeNet-5 for CIFAR-10, SGD 0.02 with momentum 0.9, "
     f"{TRAIN.epochs} epochs. The server has {LABELLED} labelled examples, which choose ε of FedFisher (five values), "
-    "σ² and γ₀ of PFNM (four) and β of β-PredBayes. All methods have the same training at the clients, but "
-    f"β-PredBayes, which samples at temperature {SAMPLER.temperature:g} for {SAMPLER.epochs} epochs and sends six "
-    "networks, and those with a public trunk: LeNet-5 without its last layer, trained at the server on "
+    "σ² and γ₀ of PFNM (four; layers are matched top-down) and β of β-PredBayes. All methods have the same training at "
+    f"the clients, but β-PredBayes, which samples at temperature {SAMPLER.temperature:g} for {SAMPLER.epochs} epochs "
+    "and sends six networks, and those with a public trunk: LeNet-5 without its last layer, trained at the server on "
     f"{PUBLIC:,} examples of other data with labels (MNIST and Fashion-MNIST for each other, CIFAR-100 for CIFAR-10). "
     "“FedAvg, then FedCGS” has a second exchange. “distilled” (a student of β-PredBayes) and Pooled use all inputs in "
     "one place: no federation can run them. “MB up” is what a client sends."
@@ -109,7 +109,7 @@ def scores(case: Case) -> Found:
     found: Found = {
         "FedFisher": best_fedfisher(at, alike.task, networks),
         "FedFisher, Kronecker": best_kronecker(at, alike.task, networks),
-        "PFNM": best_pfnm(at, own, [PFNM(how=BetaBernoulli(variance=v, mass=m)) for v, m in GRID], mb),
+        "PFNM": best_pfnm(at, own, [PFNM(how=BetaBernoulli(variance=v, mass=m), top_down=True) for v, m in GRID], mb),
         "Ensemble": at.scored(own.task, Ensemble().posterior(own.server), mb),
         "Ensemble by class": at.scored(own.task, Ensemble(by_class=True).posterior(own.server), mb),
         **predictives(case, at, mb),
