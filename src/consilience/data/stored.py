@@ -1,12 +1,12 @@
 """Rows that are read by index: of an array, of a file, or of an object that is asked for them."""
 
+import copy
 import mmap
 import os
 import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,28 @@ class InFile(Stored):
     """The rows of an array that is a map of a file, read from the file. To read rows through a map that are far apart,
     the kernel maps many pages around each, which takes several times as long and counts as memory of this process."""
 
+    _first: "InFile | None" = None
+
     def __init__(self, held: Held, path: str | Path, position: int) -> None:
-        self._path, self._file = path, os.open(path, os.O_RDONLY)
+        self._path, self._file = str(path), os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
-        self._position, self._step = position, held.rows.stride(0) * held.rows.itemsize
         self.count, self.shape, self.dtype = held.count, held.shape, held.dtype
-        self._size = held.rows[:1].nbytes
+        self._step, self._size = held.rows.stride(0) * held.rows.itemsize, held.rows[:1].nbytes
+        self._starts, self._positions = torch.tensor([0]), torch.tensor([position])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Stored]) -> Stored | None:
+        """The rows of several parts of one file, if they are such."""
+        files = [part for part in parts if isinstance(part, InFile)]
+        if len(files) < len(parts) or len({(part._path, part._step, part._size) for part in files}) > 1:
+            return None
+        new = copy.copy(files[0])
+        new._first = files[0]  # which closes the file
+        before = torch.tensor([0, *(part.count for part in files)]).cumsum(0)
+        new._starts = torch.cat([part._starts + start for part, start in zip(files, before, strict=False)])
+        new._positions = torch.cat([part._positions for part in files])
+        new.count = int(before[-1])
+        return new
 
     @classmethod
     def of(cls, held: Held, path: str | Path, position: int) -> Stored:
@@ -74,11 +90,14 @@ class InFile(Stored):
 
     def read(self, index: Tensor) -> Tensor:
         found = torch.empty(len(index), *self.shape, dtype=self.dtype)
-        into = memoryview(found.numpy().reshape(-1).view(np.uint8))
-        joined = self._step == self._size  # rows one after another are read at once
-        breaks = ((index.diff() != 1).nonzero().flatten() + 1).tolist() if joined else range(1, len(index))
-        for low, high in pairwise([0, *breaks, len(index)]):
-            self._fill(into[low * self._size : high * self._size], self._position + int(index[low]) * self._step)
+        into = memoryview(found.numpy().reshape(-1).view(np.uint8).data)
+        part = torch.searchsorted(self._starts, index, right=True) - 1
+        place = self._positions[part] + (index - self._starts[part]) * self._step
+        if not len(index):
+            return found
+        breaks = [0, *((place.diff() != self._size).nonzero().flatten() + 1).tolist()]
+        for low, high, position in zip(breaks, [*breaks[1:], len(index)], place[breaks].tolist(), strict=True):
+            self._fill(into[low * self._size : high * self._size], position)
         return found
 
     def _fill(self, into: memoryview, position: int) -> None:
@@ -192,6 +211,8 @@ class Chunks(Stored):
         self.parts: list[Stored] = [
             own for part in parts for own in (part.parts if isinstance(part, Chunks) else [part])
         ]
+        if len(self.parts) > 1 and (whole := InFile.joined(self.parts)) is not None:
+            self.parts = [whole]
         self._starts = torch.tensor([0] + [part.count for part in self.parts]).cumsum(0)
         ((self.shape, self.dtype),) = forms
         self.count = int(self._starts[-1])

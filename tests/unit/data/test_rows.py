@@ -88,7 +88,7 @@ def test_rows_are_those_of_the_array(source: Any, tmp_path: Path) -> None:
     assert torch.equal(rows[-1], whole[-1])
     assert torch.equal(rows[10:50:3][torch.tensor([4, 0])].take(torch.tensor([1, 0, 1])), whole[[10, 22, 10]])
     assert torch.equal(rows[Y == 2].take(torch.arange(20)), whole[Y == 2])
-    assert rows[:0].shape == (0, 2, 3)
+    assert rows[:0].shape == rows.take(INDEX[:0].reshape(-1)).shape == (0, 2, 3)
 
 
 def test_bytes_and_columns_of_an_arrow_file(tmp_path: Path) -> None:
