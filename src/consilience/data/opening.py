@@ -10,7 +10,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from consilience.core.errors import DataError
-from consilience.data.stored import Asked, Chunks, Joined, Mapped, Stored, check_columns, file_map
+from consilience.data.stored import Asked, Chunks, Held, Joined, Stored, array_rows, check_columns, file_map
 
 
 def stored_rows(source: Any, column: str | Sequence[str] | None) -> Stored:
@@ -24,7 +24,7 @@ def stored_rows(source: Any, column: str | Sequence[str] | None) -> Stored:
     if isinstance(source, pa.Array | pa.ChunkedArray):
         return Chunks(_of_chunks(source, "an Arrow column", None))
     if isinstance(source, np.ndarray | Tensor):
-        return Mapped(source, "rows", file_map(source)[1])
+        return Held(source, "rows") if isinstance(source, Tensor) else array_rows(source, "rows", file_map(source)[1])
     return Asked(source, column)
 
 
@@ -41,15 +41,14 @@ def _of_file(path: Path, column: str | Sequence[str] | None) -> Stored:
         if kind == ".npy":
             return stored_rows(np.load(path, mmap_mode="r"), column)
         with path.open("rb") as file:
-            held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return _of_table(_arrow_table(held, path), column, held)
+            whole = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return _of_table(_arrow_table(whole, path), column, (path, whole.address))
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def _arrow_table(held: mmap.mmap, path: Path) -> pa.Table:
-    """The table of an Arrow file or stream, whose buffers must lie in the map."""
-    whole = pa.py_buffer(held)
+def _arrow_table(whole: pa.Buffer, path: Path) -> pa.Table:
+    """The table of an Arrow file or stream, whose buffers must lie in the map of the `whole` file."""
     try:
         table = pa.ipc.open_file(pa.BufferReader(whole)).read_all()
     except pa.ArrowInvalid:
@@ -62,18 +61,21 @@ def _arrow_table(held: mmap.mmap, path: Path) -> pa.Table:
     return table
 
 
-def _of_table(table: pa.Table, column: str | Sequence[str] | None, held: mmap.mmap | None) -> Stored:
+def _of_table(table: pa.Table, column: str | Sequence[str] | None, file: tuple[Path, int] | None) -> Stored:
     if column is None:
         raise DataError(f"say which column to read, such as column={table.column_names[0]!r}, or a list of columns")
     names = [column] if isinstance(column, str) else list(column)
     check_columns(names, table.column_names)
-    parts = [_of_chunks(table[name], f"column {name!r}", held) for name in names]
+    parts = [_of_chunks(table[name], f"column {name!r}", file) for name in names]
     return Chunks(parts[0]) if isinstance(column, str) else Joined(parts)
 
 
-def _of_chunks(column: pa.Array | pa.ChunkedArray, what: str, held: mmap.mmap | None) -> list[Stored]:
+def _of_chunks(column: pa.Array | pa.ChunkedArray, what: str, file: tuple[Path, int] | None) -> list[Stored]:
+    """The rows of each chunk; of a `file`, its path and where it is mapped."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    found: list[Stored] = [Mapped(_array(chunk, what), what, held) for chunk in chunks if len(chunk)]
+    found: list[Stored] = []
+    for array in (_array(chunk, what) for chunk in chunks if len(chunk)):
+        found.append(array_rows(array, what, None if file is None else (file[0], array.ctypes.data - file[1])))
     if not found:
         raise DataError(f"{what} has no rows")
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.errors import DataError
 from consilience.data.opening import stored_rows
-from consilience.data.stored import Asked, Chosen, Chunks, Mapped, Multiplied, Stored
+from consilience.data.stored import Asked, Chosen, Chunks, Held, Multiplied, Stored
 
 SAMPLED = 256  # rows that stand for all of them in a checksum
 
@@ -54,7 +54,7 @@ class Rows:
     @classmethod
     def cat(cls, parts: Sequence[Rows | Tensor]) -> Rows:
         """The rows of several parts, of which some may be in memory."""
-        stored = [part._whole() if isinstance(part, Rows) else Mapped(part, "rows") for part in parts]
+        stored = [part._whole() if isinstance(part, Rows) else Held(part, "rows") for part in parts]
         return cls._of(Chunks(stored))
 
     def _whole(self) -> Stored:

@@ -1,9 +1,13 @@
-"""Rows that are not in memory: of a memory map, of an Arrow file, or of an object that is asked for them."""
+"""Rows that are read by index: of an array, of a file, or of an object that is asked for them."""
 
+import copy
 import mmap
+import os
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +19,6 @@ from consilience.core.errors import DataError, nearest
 from consilience.data.columns import column_input
 from consilience.data.ragged import Ragged
 from consilience.data.tensors import to_tensor
-
-MAPPED = (
-    2**28
-)  # bytes of a file that stay mapped, at most: the kernel maps up to AROUND bytes for each row that is read
-AROUND = 2**20
 
 
 class Stored(ABC):
@@ -35,35 +34,78 @@ class Stored(ABC):
         """A fresh tensor of the rows `index` [n]."""
 
 
-class Mapped(Stored):
-    """Rows of an array, whose memory is usually a file. With its `map`, pages that were read are released now and then:
-    they stay in the kernel's cache, but no longer count as memory of this process. The kernel is told that rows are
-    read at random, and which pages will be needed where they lie close together."""
+class Held(Stored):
+    """Rows of an array or a tensor, whose memory may be a map."""
 
-    def __init__(self, array: np.ndarray | Tensor, what: str, map: mmap.mmap | None = None) -> None:
-        self._rows = array if isinstance(array, Tensor) else _viewed(array, what)
-        if not self._rows.dim():
+    def __init__(self, array: np.ndarray | Tensor, what: str) -> None:
+        self.rows = array if isinstance(array, Tensor) else _viewed(array, what)
+        if not self.rows.dim():
             raise DataError(f"{what} must have a row for each example")
-        self.count, self.shape, self.dtype = len(self._rows), tuple(self._rows.shape[1:]), self._rows.dtype
-        self._map, self._read = map, 0
-        if map is not None:
-            map.madvise(mmap.MADV_RANDOM)
-            self._offset = self._rows.data_ptr() - np.frombuffer(map, np.uint8).ctypes.data
+        self.count, self.shape, self.dtype = len(self.rows), tuple(self.rows.shape[1:]), self.rows.dtype
 
     def read(self, index: Tensor) -> Tensor:
-        if self._map is None or not len(index):
-            return self._rows.index_select(0, index)
-        low, high, step = int(index.min()), int(index.max()) + 1, self._rows.stride(0) * self._rows.itemsize
-        if high - low < 4 * len(index) and step > 0:
-            start = self._offset + low * step
-            start -= start % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, start, min(len(self._map), self._offset + high * step) - start)
-        found = self._rows.index_select(0, index)
-        self._read += len(index) * (AROUND + self._rows[:1].nbytes)
-        if self._read > MAPPED:
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._read = 0
+        return self.rows.index_select(0, index)
+
+
+class InFile(Stored):
+    """The rows of an array that is a map of a file, read from the file. To read rows through a map that are far apart,
+    the kernel maps many pages around each, which takes several times as long and counts as memory of this process."""
+
+    _first: "InFile | None" = None
+
+    def __init__(self, held: Held, path: str | Path, position: int) -> None:
+        self._path, self._file = str(path), os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        self.count, self.shape, self.dtype = held.count, held.shape, held.dtype
+        self._step, self._size = held.rows.stride(0) * held.rows.itemsize, held.rows[:1].nbytes
+        self._starts, self._positions = torch.tensor([0]), torch.tensor([position])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Stored]) -> Stored | None:
+        """The rows of several parts of one file, if they are such."""
+        files = [part for part in parts if isinstance(part, InFile)]
+        if len(files) < len(parts) or len({(part._path, part._step, part._size) for part in files}) > 1:
+            return None
+        new = copy.copy(files[0])
+        new._first = files[0]  # which closes the file
+        before = torch.tensor([0, *(part.count for part in files)]).cumsum(0)
+        new._starts = torch.cat([part._starts + start for part, start in zip(files, before, strict=False)])
+        new._positions = torch.cat([part._positions for part in files])
+        new.count = int(before[-1])
+        return new
+
+    @classmethod
+    def of(cls, held: Held, path: str | Path, position: int) -> Stored:
+        """`held`, whose first byte is at `position` of a file, as rows in this file; as they are if it cannot be
+        opened, or holds other numbers, because it was replaced."""
+        if not held.count or not held.rows[0].is_contiguous() or held.rows.stride(0) < 0:
+            return held
+        some = torch.arange(0, held.count, -(-held.count // 8))
+        try:
+            found = cls(held, path, position)
+            alike = torch.equal(found.read(some).view(torch.uint8), held.read(some).view(torch.uint8))
+        except (OSError, DataError):
+            return held
+        return found if alike else held
+
+    def read(self, index: Tensor) -> Tensor:
+        found = torch.empty(len(index), *self.shape, dtype=self.dtype)
+        into = memoryview(found.numpy().reshape(-1).view(np.uint8).data)
+        part = torch.searchsorted(self._starts, index, right=True) - 1
+        place = self._positions[part] + (index - self._starts[part]) * self._step
+        if not len(index):
+            return found
+        breaks = [0, *((place.diff() != self._size).nonzero().flatten() + 1).tolist()]
+        for low, high, position in zip(breaks, [*breaks[1:], len(index)], place[breaks].tolist(), strict=True):
+            self._fill(into[low * self._size : high * self._size], position)
         return found
+
+    def _fill(self, into: memoryview, position: int) -> None:
+        while len(into):
+            done = os.preadv(self._file, [into], position)
+            if not done:
+                raise DataError(f"{self._path} is shorter than when it was opened")
+            into, position = into[done:], position + done
 
 
 class Asked(Stored):
@@ -169,6 +211,8 @@ class Chunks(Stored):
         self.parts: list[Stored] = [
             own for part in parts for own in (part.parts if isinstance(part, Chunks) else [part])
         ]
+        if len(self.parts) > 1 and (whole := InFile.joined(self.parts)) is not None:
+            self.parts = [whole]
         self._starts = torch.tensor([0] + [part.count for part in self.parts]).cumsum(0)
         ((self.shape, self.dtype),) = forms
         self.count = int(self._starts[-1])
@@ -185,17 +229,26 @@ class Chunks(Stored):
         return found
 
 
-def file_map(value: Any) -> tuple[bool, mmap.mmap | None]:
-    """(whether an array's memory is a map, the map if its pages may be released). A private map is not released: it
-    would lose what was written to it."""
-    shared, base = False, value if isinstance(value, np.ndarray) else None
+def file_map(value: Any) -> tuple[bool, tuple[str, int] | None]:
+    """(whether an array's memory is a map, the file and the place in it of the array's first byte). A private map has
+    no file: it may hold what was written to it alone."""
+    place, base = None, value if isinstance(value, np.ndarray) else None
     while base is not None:
         if isinstance(base, np.memmap) and getattr(base, "_mmap", None) is not None:
-            shared = base.mode != "c"
+            place = None if base.mode == "c" or base.filename is None else (str(base.filename), base.offset)
         if isinstance(base, mmap.mmap):
-            return True, base if shared and hasattr(base, "madvise") else None
+            if place is None:
+                return True, None
+            first = place[1] - place[1] % mmap.ALLOCATIONGRANULARITY
+            return True, (place[0], first + value.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data)
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
     return False, None
+
+
+def array_rows(array: np.ndarray, what: str, place: tuple[str | Path, int] | None) -> Stored:
+    """The rows of an array, read from the file if its first byte is at a `place` of one."""
+    held = Held(array, what)
+    return held if place is None else InFile.of(held, *place)
 
 
 def _viewed(array: np.ndarray, what: str) -> Tensor:

@@ -14,7 +14,6 @@ from torch import nn
 import consilience as cs
 from consilience.core.errors import CheckpointError, ConsilienceError, DataError
 from consilience.core.records import leaves
-from consilience.data import stored
 from consilience.data.read_ahead import read_ahead
 
 N = 60
@@ -89,7 +88,7 @@ def test_rows_are_those_of_the_array(source: Any, tmp_path: Path) -> None:
     assert torch.equal(rows[-1], whole[-1])
     assert torch.equal(rows[10:50:3][torch.tensor([4, 0])].take(torch.tensor([1, 0, 1])), whole[[10, 22, 10]])
     assert torch.equal(rows[Y == 2].take(torch.arange(20)), whole[Y == 2])
-    assert rows[:0].shape == (0, 2, 3)
+    assert rows[:0].shape == rows.take(INDEX[:0].reshape(-1)).shape == (0, 2, 3)
 
 
 def test_bytes_and_columns_of_an_arrow_file(tmp_path: Path) -> None:
@@ -115,8 +114,7 @@ def test_a_map_is_not_read_into_memory_and_targets_are(tmp_path: Path) -> None:
     assert not cs.Dataset(mapped(tmp_path)[[1, 2]], Y[:2]).by_index  # NumPy has read these rows already
 
 
-def test_what_was_written_to_a_private_map_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "MAPPED", 0)
+def test_what_was_written_to_a_map_is_read(tmp_path: Path) -> None:
     own = mapped(tmp_path, "c")
     own[3] = 7
     rows = cs.Rows(own)
@@ -134,20 +132,49 @@ def resident(path: Path) -> int:
     return sum(int(line.split()[1]) << 10 for i in starts for line in lines[i : i + 6] if line.startswith("Rss:"))
 
 
-def test_pages_that_were_read_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    big = np.lib.format.open_memmap(tmp_path / "big.npy", "w+", np.uint8, (4096, 8192))
-    big[:] = 3
-    del big
-    held = {}
-    for most in (1 << 40, 1 << 22):
-        monkeypatch.setattr(stored, "MAPPED", most)
-        rows = cs.Rows(tmp_path / "big.npy")
-        for part in torch.arange(4096).split(32):
-            assert rows.take(part).eq(3).all()
-        held[most] = resident(tmp_path / "big.npy")
-        del rows
-    assert held[1 << 40] > 30 << 20
-    assert held[1 << 22] < 8 << 20
+@pytest.mark.parametrize("kind", ["npy", "arrow"])
+def test_rows_of_a_file_are_not_mapped(kind: str, tmp_path: Path) -> None:
+    array = np.arange(4096 * 2048, dtype=np.int32).reshape(4096, 2048)
+    if kind == "npy":
+        np.save(path := tmp_path / "big.npy", array)
+    else:
+        path = arrow(tmp_path, pa.ipc.new_file, 500, x=pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), 2048))
+    rows = cs.Rows(path, None if kind == "npy" else "x")
+    for part in torch.randperm(4096).split(32):
+        assert torch.equal(rows.take(part), torch.from_numpy(array)[part])
+    assert resident(path) < 4 << 20
+
+
+def test_views_of_a_map_are_read_from_its_file(tmp_path: Path) -> None:
+    whole = mapped(tmp_path)
+    views = (
+        whole[7:],
+        whole[::3],
+        whole[:, 1],
+        whole[:, :, 1],
+        whole[3:, 1, 1:],
+        whole[:, :, ::2],
+        whole.swapaxes(1, 2),
+    )
+    for view in views:
+        index = torch.tensor([0, 1, 2, 9, 4])
+        assert torch.equal(cs.Rows(view).take(index), torch.from_numpy(np.array(view))[index])
+
+
+def test_a_file_that_was_replaced_is_read_through_the_map(tmp_path: Path) -> None:
+    whole = mapped(tmp_path)
+    (tmp_path / "x.npy").rename(tmp_path / "old.npy")
+    assert torch.equal(cs.Rows(whole).take(INDEX), torch.from_numpy(X)[INDEX])
+    np.save(tmp_path / "x.npy", X + 1)
+    assert torch.equal(cs.Rows(whole).take(INDEX), torch.from_numpy(X)[INDEX])
+
+
+def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    rows = cs.Rows(mapped(tmp_path).filename)
+    with (tmp_path / "x.npy").open("r+b") as file:
+        file.truncate(200)
+    with pytest.raises(DataError, match=r"x\.npy is shorter than when it was opened"):
+        rows.take(torch.tensor([50]))
 
 
 # Runs
