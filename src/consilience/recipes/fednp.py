@@ -152,7 +152,7 @@ def label_skew(name: str, who: str, share: Share) -> Benchmark:
 
 def latent(name: str, who: str, share: Share) -> Benchmark:
     """A study of the latent of classes, for one CPU core."""
-    return fashion(name, who, share, LATENT, rounds=20, tune=4, engine=ONE_CORE)
+    return fashion(name, who, share, LATENT, rounds=15, tune=3, engine=ONE_CORE)
 
 
 def fashion(
