@@ -39,9 +39,8 @@ class Benchmark:
     With `tempered`, a temperature of the posterior is fitted on every second test example and scored on the others.
     `mixed` shuffles the local epochs of FedAvg and FedProx together. Methods that take a sample an epoch cannot do so.
     c = κ (s₀ + weight decay) is the precision that an example adds. `clips` limit a client's natural parameters,
-    for FedEP only, and `stateful_laplace_epochs` are its Laplace epochs of augmented inputs, if they differ. `natural`
-    is the server's optimiser for natural parameters; None is `server`. `window` is the length of the running mean in
-    "best", for each of `metrics`; `target` is a value of the first."""
+    for FedEP only, and `stateful_laplace_epochs` are its Laplace epochs of augmented inputs, if they differ. `window`
+    is the length of the running mean in "best", for each of `metrics`; `target` is a value of the first."""
 
     name: str
     title: str
@@ -55,7 +54,6 @@ class Benchmark:
     kappa: float
     s0: float
     names: str = "FedAvg FedProx FedPA FedEP(I) FedEP(M) FedEP(L) FedEP(V) FedSEP(I) FedSEP(V)"
-    natural: ServerOptimizer | None = None
     mixed: bool = False
     clips: Mapping[str, float] = field(default_factory=dict)
     shrink: float = 1e-4
@@ -90,7 +88,6 @@ class Benchmark:
         return {name: Switch(first, self.method(name), self.switch) for name in self.names.split()}
 
     def method(self, name: str) -> Algorithm:
-        natural = self.natural or self.server
         kind, _, letter = name.rstrip(")").partition("(")
         averaging = replace(self.train, mixed=self.mixed)
         match kind:
@@ -104,9 +101,9 @@ class Benchmark:
                 infer = self.infer(letter)
                 if isinstance(infer, Laplace) and self.stateful_laplace_epochs:
                     infer = replace(infer, epochs=self.stateful_laplace_epochs, augmented=True)
-                return FedEP(infer, server=natural, clip=self.clips.get(letter))
+                return FedEP(infer, server=self.server, clip=self.clips.get(letter))
             case _:
-                return FedSEP(self.infer(letter), server=natural)
+                return FedSEP(self.infer(letter), server=self.server)
 
     def quick(self) -> Benchmark:
         """The small size: a few rounds of little work."""
