@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import consilience as cs
+from consilience.core.errors import CallbackError
 from consilience.metrics import spread
 from consilience.recipes import epgan, epgan_toy
 from consilience.runs import Storage
@@ -117,7 +118,9 @@ def main():
                 one = toy_row(label, seed, options) if toy else image_row(
                     SETUPS[options.setup], label, seed, options, end
                 )  # fmt: skip
-            except OutOfTimeError:
+            except CallbackError as error:
+                if not isinstance(error.__cause__, OutOfTimeError):
+                    raise
                 return print(f"{label}, seed {seed}, was cut: run the same command again")
             path.write_text(json.dumps({"method": label, "seed": seed, "scores": one}))
             print(f"{label}, seed {seed}, is done", flush=True)
