@@ -1,10 +1,11 @@
 """Rows of the tables of docs/results/epgan.md, one run at a time, in commands that resume each other.
 
     python benchmarks/gan_rows.py toy --seeds 5 --minutes 9         # again until it says that all rows are there
+    python benchmarks/gan_rows.py toy --rounds 60 --seeds 5         # 60 rounds of two epochs, on a slow machine
     python benchmarks/gan_rows.py epgan-fmnist --minutes 9
-    python benchmarks/gan_rows.py epgan-cifar10 --split pooled --methods GAN --rounds 50 --minutes 9 --device cuda
-    python benchmarks/gan_rows.py epgan-cifar10 --epochs 3 --rounds 200 --seeds 3 --minutes 9 --device cuda
-    python benchmarks/gan_rows.py epgan-cifar10-ls --split pooled --methods GAN --minutes 9 --device cuda
+    python benchmarks/gan_rows.py epgan-cifar10 --split pooled --methods GAN --epochs 1 --rounds 128 --device cuda
+    python benchmarks/gan_rows.py epgan-cifar10 --epochs 3 --rounds 200 --seeds 3 --device cuda
+    python benchmarks/gan_rows.py epgan-cifar10-ls --split pooled --methods GAN --epochs 1 --rounds 51 --device cuda
     python benchmarks/gan_rows.py toy --table                       # print what is there
 
 A run that is cut by `--minutes` ends at its next checkpoint and is continued by the same command. Rows lie in `--out`.
@@ -19,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import consilience as cs
+from consilience.core.errors import CallbackError
 from consilience.metrics import spread
 from consilience.recipes import epgan, epgan_toy
 from consilience.runs import Storage
@@ -33,13 +35,14 @@ class OutOfTimeError(Exception):
 
 
 def toy_row(label, seed, options):
-    """Scores by both protocols."""
-    scores = {}
-    for protocol in epgan_toy.PROTOCOLS:
+    """Scores by both protocols, or after `--rounds` of two epochs."""
+    scores, often = {}, epgan_toy.Protocol(", often", options.rounds, 2, 2) if options.rounds else None
+    for protocol in epgan_toy.PROTOCOLS if often is None else (often,):
         learned = epgan_toy.learn(label, protocol, seed, quick=False, compile=options.compile)
         last = learned.scores[-1][1]
         scores |= {f"{name}{protocol.suffix}": value for name, value in last.items()}
-        scores[f"modes, last quarter{protocol.suffix}"] = learned.late(epgan_toy.MODES)
+        for metric in (epgan_toy.MODES, epgan_toy.GOOD):
+            scores[f"{metric}, last quarter{protocol.suffix}"] = learned.late(metric)
     return scores
 
 
@@ -100,7 +103,9 @@ def main():
     parser.add_argument("--out", default="runs/gan-rows")
     options = parser.parse_args()
     toy, end = options.setup == "toy", time.time() + 60 * options.minutes
-    parts = ["toy"] if toy else [options.setup, options.split, f"{options.rounds}-{options.epochs}"]
+    parts = (
+        ["toy", f"{options.rounds}"] if toy else [options.setup, options.split, f"{options.rounds}-{options.epochs}"]
+    )
     rows = Path(options.out).joinpath("rows", *parts)
     if options.table:
         return table(rows, epgan_toy.EP)
@@ -117,7 +122,9 @@ def main():
                 one = toy_row(label, seed, options) if toy else image_row(
                     SETUPS[options.setup], label, seed, options, end
                 )  # fmt: skip
-            except OutOfTimeError:
+            except CallbackError as error:
+                if not isinstance(error.__cause__, OutOfTimeError):
+                    raise
                 return print(f"{label}, seed {seed}, was cut: run the same command again")
             path.write_text(json.dumps({"method": label, "seed": seed, "scores": one}))
             print(f"{label}, seed {seed}, is done", flush=True)

@@ -8,7 +8,7 @@ import torch
 import consilience as cs
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import leaves, rows
-from consilience.recipes.epgan_variants import InitialAnchor, Printed, Spring
+from consilience.recipes.epgan_variants import InitialAnchor, MeanOnly, PixelPenalty, Printed, Spring
 from support.epgan import P0, SCALE, SGD, WEIGHTS, adapted, assert_same, epgan, factors, fused, started
 from support.games import EXACT, by_parameter, game, group, learn, points, weights
 
@@ -52,6 +52,25 @@ def test_an_initial_anchor_stays_where_the_networks_began():
     wanted = sites * Gaussian.of(run.task.one(run.task.initial()), P0)
     assert_same(run.algorithm.prior(run.task, run.server), wanted)
     assert not torch.equal(run.posterior.mean, run.task.initial())
+
+
+def test_sites_with_the_mean_only_have_one_precision_below_p0_s():
+    run = learn(MeanOnly(SGD, scale=SCALE, damping=1.0, critic_steps=None), game(), points(), rounds=1)
+    lam = run.states.gather(torch.arange(3)).lam
+    torch.testing.assert_close(lam, lam[..., :1].expand_as(lam))
+    assert bool((lam < SCALE**-2).all())
+    assert bool((lam >= SCALE**-2 / 2 - 1e-9).all())
+
+
+def test_the_authors_penalty_is_on_the_sum_of_all_heads_and_by_pixel():
+    gradient = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0)).double()
+    found = PixelPenalty(heads=4).excess(gradient)
+    norms = torch.stack([(4 * gradient[:, :, i, j]).norm(dim=1) for i in range(4) for j in range(4)], 1)
+    torch.testing.assert_close(found, (norms - 1).square().mean(1), rtol=1e-6, atol=1e-6)
+    points_of = PixelPenalty(heads=1).excess(gradient[:, :2, 0, 0])
+    torch.testing.assert_close(points_of, cs.tasks.Wasserstein().excess(gradient[:, :2, 0, 0]))
+    task = game(objective=PixelPenalty(heads=2))
+    assert learn(cs.FedGAN(SGD), task, points(), rounds=1).posterior.mean.isfinite().all()
 
 
 @pytest.mark.parametrize("clients", [2, 5])
