@@ -59,6 +59,7 @@ def learn(engine, given, clients, cohort):
 
 def launched(given, ranks, clients, cohort):
     """The run by so many ranks, or by the simulator if there are none, in processes of its own."""
+    federation(given.folder, clients, given.each)  # writes the file
     with tempfile.TemporaryDirectory(dir=given.folder) as out:
         command = [__file__, "--rank", "--folder", given.folder, "--out", f"{out}/run", "--method", given.method]
         for name, value in (("clients", clients), ("cohort", cohort), ("each", given.each), ("rounds", given.rounds)):

@@ -131,6 +131,8 @@ class Asked(Stored):
         self.shape, self.dtype = tuple(row.shape[1:]), row.dtype
 
     def read(self, index: Tensor) -> Tensor:
+        if not len(index):
+            return torch.empty(0, *self.shape, dtype=self.dtype)
         wanted, place = torch.unique(index, return_inverse=True)  # some sources take indices in increasing order only
         found = self._tensor(self._cells(wanted.tolist()))
         if (len(found), found.shape[1:], found.dtype) != (len(wanted), self.shape, self.dtype):
