@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -193,7 +192,7 @@ class Chain(ABC):
         for epoch in range(self.epochs):
             loss.zero_()
             seen.zero_()
-            for step, (k, batch) in enumerate(islice(cohort.epoch(first + epoch, self.batch_size), self.longest)):
+            for step, (k, batch) in enumerate(cohort.epoch(first + epoch, self.batch_size, self.longest)):
                 now = theta[:k]
                 tag = f"chain {first + epoch} {step}"
                 noise = self.drawn(cohort, k, theta.shape[1], tag) if self.noisy else None
