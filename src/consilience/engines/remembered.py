@@ -95,6 +95,10 @@ class Remembered:
         return None
 
     def remember(self, key: str, known: Known) -> None:
+        """Keep what was measured, unless other programs have taken the time of the processor meanwhile."""
+        if is_busy():
+            return
+
         def change(content: dict[str, Any]) -> None:
             content["plans"].pop(key, None)
             content["plans"][key] = asdict(known)
@@ -139,6 +143,13 @@ class Remembered:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def is_busy() -> bool:
+    """Whether more programs want the processor than it has cores, by far: then measured times say little."""
+    with contextlib.suppress(OSError, AttributeError):  # not known here
+        return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
+    return False
 
 
 def _expected(layers: int) -> float:

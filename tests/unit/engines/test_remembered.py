@@ -21,6 +21,11 @@ KNOWN = Known(Timed(PLAIN, 0.10), PLAIN, Timed(COMPILED, 0.06, 4.0))
 ENGINE = cs.Simulator(device="cpu")
 
 
+@pytest.fixture(autouse=True)
+def _idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.1, 0.1))
+
+
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "cache" / "plans.json"
@@ -47,6 +52,12 @@ def test_what_was_remembered_is_recalled_and_can_be_cleared(file: Path) -> None:
     plans.clear()
     assert not file.exists()
     assert plans.recall("a") is None
+
+
+def test_times_on_a_busy_machine_are_not_remembered(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (1e3, 1e3, 1e3))
+    Remembered.default().remember("a", KNOWN)
+    assert Remembered.default().recall("a") is None
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
