@@ -185,7 +185,8 @@ class Chain(ABC):
         loss, seen = torch.zeros_like(cohort.n[:, 0]), torch.zeros_like(cohort.n[:, 0])
         pace = None if pace is None else pace[: theta.shape[1]]
         guard = _Stiffness(self, None if self.preconditions else prior, pace)
-        step_along = stepper(gradient, self.advance, self._probed)
+        passes = 1 + len(memory) + (prior is not None) + bool(self.decay) + (running is not None)
+        step_along = stepper(gradient, self.advance, self._probed, passes)
         if prior is not None and self.decay:
             decay = theta.new_full((1,), self.decay)
             prior = prior * Gaussian(torch.zeros_like(prior.eta), decay)
