@@ -25,7 +25,10 @@ class OnePass:
 
     def __call__(self, theta: Tensor, *rest: Any) -> None:
         # Numbers become tensors: the compiler makes new code for every other number.
-        given = (theta, *(theta.new_full((), part) if isinstance(part, float) else part for part in rest))
+        given: tuple[Any, ...] = (
+            theta,
+            *(theta.new_full((), part) if isinstance(part, float) else part for part in rest),
+        )
         try:
             if self.checked:
                 self.run(*given)

@@ -24,6 +24,7 @@ from consilience.tasks.task import Task
 log = logging.getLogger("consilience")
 PROBE_STEPS = 3
 REPEATS = 3
+SLOW = 0.25  # seconds of a step of the whole cohort, of which no more than one is timed at once
 FAR = 2.0  # a step that takes so many times the best plan's is timed once
 ALLOWED = 5.0, 2.0  # choosing takes these seconds at most, or so many rounds if they are longer
 CHUNK_BYTES = 1 << 30
@@ -152,10 +153,11 @@ class Autotuner:
         message, kept = self.algorithm.message(server, ids), states.gather(ids)
         with self.trial(found.plan) as run:
             best = _seconds(lambda: run(ids, message, kept, 1))
-            steps = self.watch.taken(PROBE_STEPS)
-            for _ in range(REPEATS):
+            limit = 1 if best > SLOW else PROBE_STEPS
+            steps = self.watch.taken(limit)
+            for _ in range(REPEATS - 1):
                 if self.watch.allows(best * steps):
-                    best = min(best, _seconds(lambda: run(ids, message, kept, PROBE_STEPS)) / steps)
+                    best = min(best, _seconds(lambda: run(ids, message, kept, limit)) / steps)
         return replace(found, round=best * self.watch.batches)
 
     def _largest_chunk(self, clients: int) -> int:
