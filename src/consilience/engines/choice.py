@@ -14,6 +14,7 @@ from consilience.engines.states import States
 
 log = logging.getLogger("consilience")
 Say = Callable[[str], None]
+ON_GPU = 30.0  # seconds that compiling for a GPU is expected to take at most
 
 
 def silent(what: str) -> None:
@@ -76,7 +77,8 @@ class Choice:
 
     def _weighed_on_gpu(self, known: Known) -> tuple[Known, Timed]:
         """Compiled code is not timed there: its graphs are made and recorded while the first rounds run."""
-        if known.is_worth_compiling(self.rounds, self.remembered.compiling(self._layers(known))):
+        seconds = min(ON_GPU, self.remembered.compiling(self._layers(known)))
+        if known.is_worth_compiling(self.rounds, seconds):
             known = replace(known, compiled=known.expected)
         return known, known.best(self.rounds)
 
