@@ -1,6 +1,6 @@
 """Seconds a round: a plain PyTorch loop over clients against the simulator, in one run on the same machine.
 
-    python benchmarks/simulator.py                 # W1 to W4, about seven minutes on two cores
+    python benchmarks/simulator.py                 # W1 to W4, less than five minutes on two idle cores
     python benchmarks/simulator.py W3 --repeats 9
 
 The loop is what one writes by hand: one module; for each client load the global weights, run SGD over its shuffled
@@ -9,7 +9,8 @@ The three take turns, a block of rounds each, so that whatever else the machine 
 medians over rounds, without the first of each block, which finds the others' data in the caches.
 Loop and simulator see the same batches and must give the same model: to 1e-9 in float64 for two clients, and in the
 timed float32 runs the updates of the first round may differ by 2 % of their length (ReLU networks amplify rounding).
-A line ends with the ratio loop / ours (compiled). Peak memory is that of separate processes, each with its
+A line ends with the ratio loop / ours (compiled). Default settings are for 100 rounds, and no plan is remembered from
+an earlier run. Peak memory is that of separate processes, each with its
 children, shared pages counted once.
 """
 
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,16 +236,19 @@ def proportional(pid):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=", ".join(WORKLOADS))
-    parser.add_argument("--repeats", type=int, default=5, help="blocks of rounds for each")
+    parser.add_argument("--repeats", type=int, help="blocks of rounds for each; 5, and 3 for W2")
     parser.add_argument("--alone", choices=["loop", "ours", "compiled"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for name in options.workloads:
-        if name not in WORKLOADS:
-            parser.error(f"unknown workload {name}")
-        if options.alone:
+    if unknown := [name for name in options.workloads if name not in WORKLOADS]:
+        parser.error(f"unknown workload {unknown[0]}")
+    if options.alone:
+        for name in options.workloads:
             alone(name, options.alone)
-        else:
-            measure(name, options.repeats)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CONSILIENCE_PLANS"] = f"{folder}/plans.json"
+        for name in options.workloads:
+            measure(name, options.repeats or (3 if name == "W2" else 5))
 
 
 if __name__ == "__main__":

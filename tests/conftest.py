@@ -7,7 +7,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # our GPU kernels run in Python, slowly; Triton asks when it is imported
-
+os.environ["CONSILIENCE_PLANS"] = "off"  # a plan that a run of the tests remembered would be no test of choosing it
 
 LONG = [f"test_{name}.py" for name in ("loopback", "kill", "ranks", "sa_ode", "recipes", "docs")]
 

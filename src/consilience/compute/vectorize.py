@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_leaves
 
+from consilience.compute.advance import OnePass
 from consilience.compute.compiler import TOLERANCE, by_compiler, distance, isolated, refuse
 from consilience.compute.execution import Execution
 from consilience.compute.replay import Advance, Probe, Replay, Step, at_theta
@@ -17,13 +18,15 @@ CHECKED = 16
 
 
 def stepper(
-    gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance, probe: Probe = at_theta
+    gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance, probe: Probe = at_theta, passes: int = 1
 ) -> Callable[..., Tensor]:
     """A local step, `(θ, batch, own, shared, kept, fresh) → loss [k]`: see `Step`. On a GPU a compiled step is recorded
-    once, and replayed."""
-    if isinstance(gradient, Cohorts) and gradient.on_gpu:
+    once, and replayed. On a CPU `advance` is compiled if it takes several `passes` over memory otherwise."""
+    if not isinstance(gradient, Cohorts) or not gradient.execution.compiled:
+        return Step(gradient, advance, probe)
+    if gradient.on_gpu:
         return gradient.recorded(advance, probe)
-    return Step(gradient, advance, probe)
+    return Step(gradient, gradient.in_one_pass(advance) if passes > 1 else advance, probe)
 
 
 class Prepared(Protocol):
@@ -78,6 +81,7 @@ class Cohorts:
         self.graphs: dict[Any, Callable[..., Any]] = {}
         self.fillers: dict[tuple[int, int], Tensor] = {}
         self.replays: dict[tuple[Advance, Probe], Replay] = {}
+        self.advances: dict[Advance, OnePass] = {}
 
     @property
     def on_gpu(self) -> bool:
@@ -89,6 +93,12 @@ class Cohorts:
             step = Step(self, torch.compile(isolated(advance)), probe)
             self.replays[advance, probe] = Replay(step, self.execution.device)
         return self.replays[advance, probe]
+
+    def in_one_pass(self, advance: Advance) -> OnePass:
+        """`advance` compiled for a CPU."""
+        if advance not in self.advances:
+            self.advances[advance] = OnePass(advance)
+        return self.advances[advance]
 
     def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
         """Own arguments have the client axis, shared ones do not."""

@@ -74,6 +74,7 @@ class Cohort:
         self.notes: dict[str, Tensor] = {}
         self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
         self._width = federation.data.widths if static else None  # compiled code needs one width of rows
+        self._asked: list[int] = []
         key = keys.key(seed, purpose="client", round=round, client=ids)
         self._hold(federation, round, key)
 
@@ -106,15 +107,22 @@ class Cohort:
         """Each client's share of all examples of the federation, [K, 1]."""
         return self.n / self.examples
 
-    def epoch(self, number: int, size: int, copies: int = 1) -> Iterator[tuple[int, Batch]]:
+    @property
+    def batches(self) -> int:
+        """The batches of all clients that the local work would take without a limit, as far as it has come."""
+        return sum(self._asked)
+
+    def epoch(
+        self, number: int, size: int, *, copies: int = 1, longest: int | None = None
+    ) -> Iterator[tuple[int, Batch]]:
         """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients). The
         last batch may be smaller. With `copies`, so many of every example are shuffled together; each is augmented
-        anew."""
+        anew. The pass ends after `longest` batches."""
         purpose, width = f"epoch {number}", copies * int(self._sizes[0])
         shuffle = keys.permutations(keys.fold(self._key, purpose), copies * self._n, width)
         if copies > 1:
             shuffle = shuffle % self._n.clamp_min(1).unsqueeze(1)
-        return self._batches(shuffle, size, purpose, self._take, self._augment, copies=copies)
+        return self._batches(shuffle, size, purpose, self._take, self._augment, copies=copies, longest=longest)
 
     def mean(
         self,
@@ -183,6 +191,7 @@ class Cohort:
         change: Change | None,
         least: int = 0,
         copies: int = 1,
+        longest: int | None = None,
     ) -> Iterator[tuple[int, Batch]]:
         width = positions.shape[1]
         size = min(size, copies * self._largest)
@@ -192,6 +201,8 @@ class Cohort:
         weight = real.to(self.dtype)
         if self._static:  # compiled code needs one batch size: pad with copies of weight 0
             index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
+        steps = steps if longest is None else min(steps, longest)
+        self._asked.append(int((-(-copies * self._sizes // size)).clamp_max(steps).sum()))
         key = keys.folds(self._key, [f"{purpose} {step}" for step in range(steps)])
         if self.federation.data.by_index:
             index = index.cpu()

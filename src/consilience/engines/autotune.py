@@ -1,10 +1,11 @@
 """The simulator's plan, chosen by timing a few local steps."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from consilience.algorithms.base import Algorithm
 from consilience.core import ClientError, Tree
 from consilience.data.cohort import Cohort
 from consilience.engines.plan import Plan, chunk_sizes, finalists
+from consilience.engines.remembered import Known, Timed
 from consilience.engines.states import States
 from consilience.engines.work import Share, compute, in_short
 from consilience.engines.workers import can_fork
@@ -21,9 +23,11 @@ from consilience.tasks.task import Task
 
 log = logging.getLogger("consilience")
 PROBE_STEPS = 3
-SLOW = 0.5  # seconds of a step that is timed once, so that choosing a plan costs less than a round or two
+REPEATS = 3
+SLOW = 0.25  # seconds of a step of the whole cohort, of which no more than one is timed at once
+FAR = 2.0  # a step that takes so many times the best plan's is timed once
+ALLOWED = 5.0, 2.0  # choosing takes these seconds at most, or so many rounds if they are longer
 CHUNK_BYTES = 1 << 30
-WORTH_COMPILING = 120.0  # seconds of planned work on a GPU
 
 
 class Wanted(Protocol):
@@ -39,12 +43,35 @@ class Wanted(Protocol):
     def compile(self) -> bool | None: ...
 
 
+@dataclass
+class Stopwatch:
+    """The time that choosing has taken, and what is known of a round."""
+
+    begun: float = field(default_factory=time.perf_counter)
+    steps: int = 1
+    """The steps of the longest client."""
+    batches: float = 0.0
+    """The steps of a client on average; 0 until a client was timed."""
+    round: float = 0.0
+    """Seconds of a round, at least."""
+
+    def allows(self, seconds: float) -> bool:
+        """Whether there is time for something that takes so many seconds."""
+        least, rounds = ALLOWED
+        return time.perf_counter() - self.begun + seconds <= max(least, rounds * self.round)
+
+    def taken(self, limit: int) -> int:
+        """The steps of a client whose local work ends after `limit` steps."""
+        return min(limit, self.steps)
+
+
 @dataclass(frozen=True)
 class Autotuner:
     """Times plans on the clients `ids` of the first round. Nothing that it computes is kept.
 
     `cohort(ids, limit)` makes a cohort whose local work ends after `limit` steps. `trial(plan)` starts the workers of a
-    plan for as long as it is open, and gives a function that computes some clients by it."""
+    plan for as long as it is open, and gives a function that computes some clients by it. A client has so many
+    `examples` on average."""
 
     wanted: Wanted
     algorithm: Algorithm
@@ -52,25 +79,31 @@ class Autotuner:
     cohort: Callable[[Tensor, int | None], Cohort]
     trial: Callable[[Plan], AbstractContextManager[Callable[[Tensor, Tree, Tree, int], Share]]]
     cores: int
-    rounds: int
+    examples: float
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
-    def choose(self, server: Tree, states: States, ids: Tensor) -> Plan:
+    def choose(self, server: Tree, states: States, ids: Tensor) -> Known:
+        """The fastest plan without compiled code, and the plan that compiled code would follow."""
         if self.task.device.type != "cpu":
             return self.choose_on_gpu(server, states, ids)
         wanted, compile = self.wanted, bool(self.wanted.compile)
         crews = self._crews(len(ids))
         if wanted.chunk and len(crews) == 1:
-            return Plan(wanted.chunk, *crews.pop(), compile)
+            given = Plan(wanted.chunk, *crews.pop(), compile)
+            return Known(Timed(given, 0.0), given)
         times, why = self._times(server, states, ids, crews)
-        found = [replace(plan, why=why + plan.why) for plan in finalists(times, sorted(crews), len(ids), compile)]
-        if len(found) == 1:
-            return found[0]
-        tried = [(self._try(plan, server, states, ids), plan) for plan in found]
-        best, fastest = min(tried, key=lambda one: one[0])
+        found = [
+            Timed(replace(plan, why=why + plan.why), seconds * self.watch.batches)
+            for seconds, plan in finalists(times, sorted(crews), len(ids), compile)
+        ]
+        candidate = next((it.plan for it in found if it.plan.chunk > 1), found[0].plan)  # compiled, a batch gains most
+        if len(found) > 1:
+            found = [self.try_out(it, server, states, ids) for it in found]
+        fastest = min(found, key=lambda it: it.round)
         # One by one needs less memory. Workers suffer less from other processes than threads, which synchronise after
         # every operation.
-        near = [plan for seconds, plan in tried if plan.chunk == 1 and seconds <= 1.15 * best]
-        return max(near, key=lambda plan: plan.workers, default=fastest)
+        near = [it for it in found if it.plan.chunk == 1 and it.round <= 1.15 * fastest.round]
+        return Known(max(near, key=lambda it: it.plan.workers, default=fastest), candidate)
 
     def _crews(self, clients: int) -> set[tuple[int, int]]:
         """Pairs (workers, threads of each) worth timing."""
@@ -89,12 +122,17 @@ class Autotuner:
         sizes = chunk_sizes(len(ids), max(w for w, _ in crews), self._largest_chunk(len(ids)))
         times: dict[tuple[int, int], float] = {}
         for chunk in [wanted] if wanted else sizes:
+            best = min(times.values(), default=math.inf)
+            if times and not self.watch.allows(2 * chunk * best):
+                break
             try:
                 for threads in sorted({t for _, t in crews}):
-                    times[chunk, threads] = self.time(server, states, ids[:chunk], threads)
+                    times[chunk, threads] = self.time(server, states, ids[:chunk], threads, best)
+                    if not self.watch.round:
+                        self.watch.round = times[chunk, threads] * self.watch.batches * len(ids) / self.cores
             except ClientError as error:
                 return {(c, t): s for (c, t), s in times.items() if c == 1}, self._only_one_by_one(error, chunk)
-            if min(seconds for (c, _), seconds in times.items() if c == chunk) > min(times.values()):
+            if min(seconds for (c, _), seconds in times.items() if c == chunk) > best:
                 break  # larger chunks will not be better, and may need much memory
         return times, ""
 
@@ -106,39 +144,59 @@ class Autotuner:
         log.warning("clients are computed one by one, which may be slower: %s", why)
         return f"{why}; "
 
-    def _try(self, plan: Plan, server: Tree, states: States, ids: Tensor) -> float:
-        """Seconds of a few steps of the whole cohort: workers share caches and memory, so timing one is not enough."""
+    def try_out(self, found: Timed, server: Tree, states: States, ids: Tensor) -> Timed:
+        """The plan with its round as a few steps of the whole cohort tell it: workers share caches and memory, so
+        timing one is not enough. Without time for that, the plan as it was."""
+        step = found.round / self.watch.batches
+        if not self.watch.allows(2 * step):
+            return found
         message, kept = self.algorithm.message(server, ids), states.gather(ids)
-        seconds = []
-        with self.trial(plan) as run:
-            if (first := _seconds(lambda: run(ids, message, kept, 1))) > SLOW:
-                return first * PROBE_STEPS
-            for _ in range(3):
-                seconds.append(_seconds(lambda: run(ids, message, kept, PROBE_STEPS)))
-        return min(seconds)
+        with self.trial(found.plan) as run:
+            best = _seconds(lambda: run(ids, message, kept, 1))
+            limit = 1 if best > SLOW else PROBE_STEPS
+            steps = self.watch.taken(limit)
+            for _ in range(REPEATS - 1):
+                if self.watch.allows(best * steps):
+                    best = min(best, _seconds(lambda: run(ids, message, kept, limit)) / steps)
+        return replace(found, round=best * self.watch.batches)
 
     def _largest_chunk(self, clients: int) -> int:
         """The largest chunk whose weights, gradients and updates stay within a share of memory."""
         bytes_a_client = 6 * self.task.size * self.task.dtype.itemsize
         return max(1, min(clients, CHUNK_BYTES // bytes_a_client))
 
-    def time(self, server: Tree, states: States, ids: Tensor, threads: int, repeats: int = 3) -> float:
-        """Seconds of one local step of one client, as measured for the clients `ids` together."""
+    def time(
+        self, server: Tree, states: States, ids: Tensor, threads: int, best: float = math.inf, repeats: int = REPEATS
+    ) -> float:
+        """Seconds of one local step of one client, as measured for the clients `ids` together. A step that takes far
+        longer than the `best` one is timed once."""
         torch.set_num_threads(threads)
         try:
             message, kept = self.algorithm.message(server, ids), states.gather(ids)
 
-            def run(steps: int) -> float:
-                return _seconds(lambda: compute(self.algorithm, self.task, message, kept, self.cohort(ids, steps)))
+            def run(limit: int) -> float:
+                cohort = self.cohort(ids, limit)
+                seconds = _seconds(lambda: compute(self.algorithm, self.task, message, kept, cohort))
+                self._note(cohort)
+                return seconds / len(ids) / self.watch.taken(limit)
 
-            if (first := run(1)) > SLOW or repeats == 1:
-                return first / len(ids)
-            return min(run(PROBE_STEPS) for _ in range(repeats - 1)) / len(ids) / PROBE_STEPS
+            least = run(1)
+            for _ in range(repeats - 1):
+                more = len(ids) * least * self.watch.taken(PROBE_STEPS)
+                if least < FAR * best and self.watch.allows(more):
+                    least = min(least, run(PROBE_STEPS))
+            return least
         finally:
             torch.set_num_threads(self.cores)
 
-    def choose_on_gpu(self, server: Tree, states: States, ids: Tensor) -> Plan:
-        """The largest chunk that fits, compiled if the planned rounds are worth the wait."""
+    def _note(self, cohort: Cohort) -> None:
+        """Note the steps of the first clients that are timed; those of the others are in proportion to their data."""
+        if not self.watch.batches:
+            self.watch.steps = max(1, -(-cohort.batches // len(cohort)))
+            self.watch.batches = max(1.0, cohort.batches / float(cohort.n.sum()) * self.examples)
+
+    def choose_on_gpu(self, server: Tree, states: States, ids: Tensor) -> Known:
+        """The largest chunk that fits."""
         chunk, why = self.wanted.chunk or len(ids), ""
         while True:
             try:
@@ -151,11 +209,9 @@ class Autotuner:
                 chunk = -(-chunk // 2)
             except ClientError as error:
                 why, chunk = self._only_one_by_one(error, chunk), 1
-        planned = seconds * -(-len(ids) // chunk) * self.rounds
-        compile = self.wanted.compile
-        if compile is None:
-            compile = planned > WORTH_COMPILING
-        return Plan(chunk, compile=compile, why=f"{why}{planned:.0f} s of uncompiled work planned")
+        round = seconds * -(-len(ids) // chunk)
+        plan = Plan(chunk, compile=bool(self.wanted.compile), why=f"{why}{round:.2g} s an uncompiled round")
+        return Known(Timed(plan, round), plan)
 
     def _time_whole(self, server: Tree, states: States, ids: Tensor) -> float:
         message, kept = self.algorithm.message(server, ids), states.gather(ids)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -29,11 +31,24 @@ def chunk_sizes(clients: int, workers: int, most: int) -> list[int]:
     return sorted({1, most, share, *(4**i for i in range(1, 8) if 4**i < most)})
 
 
+def compiled_sizes(plan: Plan, examples: Tensor) -> list[int]:
+    """The cohorts for which a round's graphs are compiled, for the clients of a worker: a chunk and what remains of
+    their number; and, where clients have different numbers of `examples`, those that are left when some have ended."""
+    share = -(-len(examples) // plan.workers)
+    sizes = {min(plan.chunk, share), share % plan.chunk or min(plan.chunk, share)}
+    size = max(sizes)
+    while size > 1 and bool((examples != examples[0]).any()):
+        size = -(-size // 2)
+        sizes.add(size)
+    return sorted(sizes, reverse=True)
+
+
 def finalists(
     times: dict[tuple[int, int], float], crews: list[tuple[int, int]], clients: int, compile: bool
-) -> list[Plan]:
-    """The plans worth a trial, best first: of each kind (alone or with workers, one by one or vectorised) the one with
-    the shortest estimated round, without kinds that take more than 1.5 times the shortest.
+) -> list[tuple[float, Plan]]:
+    """The plans worth a trial, best first, with the seconds that a step of all clients is estimated to take: of each
+    kind (alone or with workers, one by one or vectorised) the one with the shortest estimate, without kinds that take
+    more than 1.5 times the shortest.
 
     `crews` are (workers, threads of each), `times` the seconds of a client's step by (chunk, threads). The last chunk
     of a worker may be smaller: its clients cost as much as in the largest measured chunk that is not larger."""
@@ -49,7 +64,8 @@ def finalists(
     best: dict[tuple[bool, bool], tuple[int, int, int]] = {}
     for plan in sorted(fitting, key=lambda plan: cost(*plan)):
         best.setdefault((plan[0] > 1, plan[1] > 1), plan)
-    shortest = min(cost(*plan) for plan in best.values())
+    costs = [(cost(*plan), plan) for plan in best.values()]
+    shortest = min(seconds for seconds, _ in costs)
     timing = ", ".join(f"{c} on {t}: {1e3 * s:.2g}" for (c, t), s in times.items())
     why = f"ms a client step by chunk on threads: {timing}"
-    return [Plan(*plan, compile, why) for plan in best.values() if cost(*plan) <= 1.5 * shortest]
+    return [(seconds, Plan(*plan, compile, why)) for seconds, plan in costs if seconds <= 1.5 * shortest]

@@ -10,6 +10,7 @@ from torch import Tensor
 from consilience.algorithms.base import Algorithm
 from consilience.core.records import Tree
 from consilience.data.federation import Federation
+from consilience.engines.choice import Say, silent
 from consilience.engines.plan import Plan
 from consilience.engines.ranks import ALONE, Ranks
 from consilience.engines.states import States
@@ -65,8 +66,9 @@ class Session(ABC):
         return states
 
     @abstractmethod
-    def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
-        """Choose the plan, and prepare the task and the workers for it. `ids` are the clients of `round`, the first."""
+    def settle(self, server: Tree, states: States, ids: Tensor, round: int, say: Say = silent) -> Plan:
+        """Choose the plan, and prepare the task and the workers for it. `ids` are the clients of `round`, the first.
+        `say` is told what is waited for."""
 
     @abstractmethod
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,8 +19,10 @@ from consilience.core.records import Tree, nbytes, rows
 from consilience.data.cohort import Cohort, take
 from consilience.data.federation import Federation
 from consilience.engines.autotune import Autotuner
-from consilience.engines.plan import Plan
+from consilience.engines.choice import Choice, Say, silent
+from consilience.engines.plan import Plan, compiled_sizes
 from consilience.engines.ranks import ALONE, Ranks
+from consilience.engines.remembered import Remembered, key_of
 from consilience.engines.session import RoundResult, Session
 from consilience.engines.states import States
 from consilience.engines.template import check_hidden, encoding_of, template_of
@@ -38,8 +42,9 @@ class Simulator:
     """Simulates all clients in this process and its workers.
 
     The engine chooses every setting that is None: `chunk`, `workers` and their `threads` by timing a few steps,
-    `compile` by the time that it would save over the planned rounds on a GPU (on a CPU it is off). With the `precision`
-    bf16, networks compute in bfloat16 while weights and updates stay float32.
+    `compile` by the time that it saves over the planned rounds. What it measures it remembers for later runs, in the
+    user's cache folder (see docs/architecture.md). With the `precision` bf16, networks compute in bfloat16 while
+    weights and updates stay float32.
 
     With `secure`, updates become integers before anything is added (see `consilience.secure.Encoding`), as in a
     deployment with secure aggregation. Sums are then exact, and do not depend on the plan. An update out of the
@@ -117,7 +122,7 @@ class Simulation(Session):
         self.federation = federation.to(device)
         self.cohort = min(cohort, len(federation))
         self.task = self._prepare(task, device, Plan(chunk=self.cohort))
-        self._given = plan
+        self._given, self._readied = plan, (False, self.cohort)
         self._pool: Pool | None = None
         self.plan: Plan | None = None
         self._encoding: Encoding | None = None
@@ -136,21 +141,42 @@ class Simulation(Session):
             self._pool.close()
             self._pool = None
 
-    def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
+    def settle(self, server: Tree, states: States, ids: Tensor, round: int, say: Say = silent) -> Plan:
         self._kept_on, states = states.device, states.local  # to time steps, any states will do
         if self._simulator.secure:
             self._encoding = self._integers(server, states, ids)
         ids = self._longest_first(ids)[:: self._ranks.size]
-        found = self._given or self.autotuner(round).choose(server, states, ids)  # by all ranks at once, as in a round
+
+        def ready(plan: Plan) -> float:
+            return self._ready(plan, server, states, ids, round)
+
+        found = self._given
+        if found is None:  # chosen by all ranks at once, as in a round
+            wanted, sizes = self._simulator, self.federation.sizes[ids]
+            key = key_of(wanted, self._algorithm, self.task, self.federation, len(ids), self._ranks.size)
+            tuner = partial(self.autotuner, round)
+            found = Choice(Remembered.default(), key, self._rounds, sizes, tuner, ready, say)(server, states, ids)
         chosen = replace(Plan(**self._ranks.led(lambda: asdict(found))), device=self.task.device.type)
         if self._ranks.size > 1:
             chosen = replace(chosen, workers=1)  # a plan of the simulator may have had more
         give_memory_back()  # what large chunks took while they were timed
-        self.task = self._prepare(self._host_task, self.task.device, chosen)
-        if chosen.workers > 1 and chosen.compile:  # once, here: workers inherit the code and share its memory
-            self.autotuner(round).time(server, states, ids[: chosen.chunk], chosen.threads or 1, repeats=1)
+        if chosen.compile:
+            say("compiling")
+        ready(chosen)
         self._start(chosen)
         return chosen
+
+    def _ready(self, plan: Plan, server: Tree, states: States, ids: Tensor, round: int) -> float:
+        """Prepare the task for a plan, and return the seconds that it took. On a CPU it is compiled for the cohorts of
+        a first step here, once: workers inherit the code and share its memory."""
+        if self._readied == (plan.compile, plan.chunk):
+            return 0.0
+        begun, self._readied = time.perf_counter(), (plan.compile, plan.chunk)
+        self.task = self._prepare(self._host_task, self.task.device, plan)
+        if plan.compile and self.task.device.type == "cpu":
+            for clients in compiled_sizes(plan, self.federation.sizes[ids]):
+                self.autotuner(round).time(server, states, ids[:clients], plan.threads or 1, repeats=1)
+        return time.perf_counter() - begun
 
     def _integers(self, server: Tree, states: States, ids: Tensor) -> Encoding:
         """The integers that stand for updates."""
@@ -169,7 +195,8 @@ class Simulation(Session):
         def cohort(ids: Tensor, limit: int | None) -> Cohort:
             return self._cohort(ids, round, limit)
 
-        return Autotuner(self._simulator, self._algorithm, self.task, cohort, trial, self._cores, self._rounds)
+        examples = self.federation.examples / len(self.federation) / self.federation.steps
+        return Autotuner(self._simulator, self._algorithm, self.task, cohort, trial, self._cores, examples)
 
     def _start(self, plan: Plan) -> None:
         self.plan = plan

@@ -14,6 +14,7 @@ from torch import Tensor
 from consilience.algorithms.base import Algorithm
 from consilience.core import ConsilienceError, Tree, keys, pack, rows, to
 from consilience.engines import Plan, RoundResult, Session, States, fresh_states
+from consilience.engines.choice import Say, silent
 from consilience.evaluation.calibration import Calibration
 from consilience.evaluation.predictions import SAMPLES
 from consilience.evaluation.scores import Evaluation, evaluate
@@ -76,7 +77,7 @@ class FlowerSession(Session):
         experiment = self._exchange.registry.experiment
         return RemoteStates(states, len(self.federation), self._saved_tokens, self.knows_states, experiment)
 
-    def settle(self, server: Tree, states: States, ids: Tensor, round: int) -> Plan:
+    def settle(self, server: Tree, states: States, ids: Tensor, round: int, say: Say = silent) -> Plan:
         """Compute the template of an update. Each site plans its own computation."""
         self._template = self._exchange.template(server, states, ids)
         return Plan(chunk=1, why="every client at its own site", device=self.task.device.type)

@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -202,8 +201,8 @@ class Chain(ABC):
         for epoch in range(self.passes):
             loss.zero_()
             seen.zero_()
-            batches = cohort.epoch(first + epoch, self.batch_size, self.copies)
-            for step, (k, batch) in enumerate(islice(batches, self.longest)):
+            batches = cohort.epoch(first + epoch, self.batch_size, copies=self.copies, longest=self.longest)
+            for step, (k, batch) in enumerate(batches):
                 now = theta[:k]
                 tag = f"chain {first + epoch} {step}"
                 noise = self.drawn(cohort, k, size, tag) if self.noisy else None

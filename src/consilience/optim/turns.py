@@ -99,7 +99,8 @@ class Mover:
             decay = theta.new_full((1,), chain.decay)
             self.prior = self.prior * Gaussian(torch.zeros_like(self.prior.eta), decay)
         if self.whole:
-            self.step = stepper(turn.gradient, chain.advance, chain.probed)
+            passes = 1 + len(self.memory) + (prior is not None) + bool(chain.decay) + (running is not None)
+            self.step = stepper(turn.gradient, chain.advance, chain.probed, passes)
         else:
             self.step = stepper(turn.gradient, _part(chain, turn.start, turn.stop).advance, at_theta)
         self.taken = theta.new_zeros(len(theta), 1)

@@ -18,6 +18,7 @@ from consilience.engines import Opener, Plan, Ranks, Session, place_states
 from consilience.metrics import directions
 from consilience.runs.directory import CALIBRATION, STATISTICS, RunDirectory, Saved, beliefs_of
 from consilience.runs.evaluating import can_predict, final_evaluation, find_calibration, find_statistics, score_test
+from consilience.runs.progress import Wait
 from consilience.runs.rounds import Rounds, not_finite, round_clients
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
@@ -159,9 +160,9 @@ class Loop:
         return to(unpack(bytes.fromhex(self.ranks.led(mine.hex)), like=server), session.task.device)
 
     def _settle(self, session: Session, run: Run, number: int) -> dict[str, Any]:
-        run.plan = session.settle(
-            run.server, run.states, round_clients(self.settings, session, run.algorithm, number), number
-        )
+        ids = round_clients(self.settings, session, run.algorithm, number)
+        with Wait(run.algorithm.name, self.settings.progress and self.ranks.leads) as wait:
+            run.plan = session.settle(run.server, run.states, ids, number, wait.say)
         run.task = session.task
         log.info("plan: %s", run.plan)
         return asdict(run.plan)

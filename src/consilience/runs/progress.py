@@ -105,6 +105,29 @@ class Runs:
             self._drawn = time.monotonic()
 
 
+class Wait:
+    """A line that says what a run waits for before its first round, while it is open, where a `Bar` would be. It draws
+    only when it changes: workers are forked meanwhile."""
+
+    def __init__(self, title: str, shown: bool) -> None:
+        self._runs = Runs._present.get()
+        self._line = _display(shown, auto_refresh=False, transient=True) if self._runs is None else self._runs.display
+        self._task = self._line.add_task(title, total=None, visible=shown, facts="")
+
+    def __enter__(self) -> Wait:
+        if self._runs is None:
+            self._line.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.remove_task(self._task)
+        if self._runs is None:
+            self._line.stop()
+
+    def say(self, what: str) -> None:
+        self._line.update(self._task, facts=what, refresh=True)
+
+
 class Bar:
     """A bar for a run's rounds on stderr, as a part of `Runs` if one is open. Silent without a terminal or a
     notebook, or if not `shown`."""

@@ -72,7 +72,7 @@ def test_clients_with_a_batch_left_are_a_prefix(size, static):
 def test_copies_are_shuffled_together_and_each_example_occurs_as_often(size, static):
     group, copies = cohort(static=static), 3
     rows, ks = [[] for _ in group.ids], []
-    for k, batch in group.epoch(0, size, copies):
+    for k, batch in group.epoch(0, size, copies=copies):
         ks.append(k)
         for row, x, w in zip(rows[:k], batch.x, batch.w, strict=True):
             row.extend(x[w > 0, 0].long().tolist())
@@ -84,7 +84,7 @@ def test_copies_are_shuffled_together_and_each_example_occurs_as_often(size, sta
 
 
 def test_one_copy_is_an_epoch():
-    for (k, a), (other, b) in zip(cohort().epoch(2, 7), cohort().epoch(2, 7, 1), strict=True):
+    for (k, a), (other, b) in zip(cohort().epoch(2, 7), cohort().epoch(2, 7, copies=1), strict=True):
         assert k == other
         assert torch.equal(a.x, b.x)
         assert torch.equal(a.key, b.key)

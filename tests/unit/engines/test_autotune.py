@@ -1,10 +1,13 @@
 """Modules that can only be computed for one client at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import consilience as cs
+from consilience.engines.autotune import Stopwatch
 from consilience.engines.states import InMemory
 from support.runs import FORKED, HERE, TRAIN, fit
 from support.scenarios import linear
@@ -48,11 +51,31 @@ def test_they_are_one_by_one_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> No
     with cs.Simulator(device="cpu").open(algorithm, task, federation, seed=0, cohort=5, rounds=1) as session:
         numbers = (torch.tensor(n) for n in (0, 5, federation.examples))
         server = algorithm.start(session.task, cs.data.Info(task.initial(), *numbers))
-        plan = session.autotuner(1).choose_on_gpu(
+        known = session.autotuner(1).choose_on_gpu(
             server, InMemory(lambda ids: None), federation.sizes.argsort(descending=True)
         )
+    plan = known.plain.plan
     assert plan.chunk == 1
     assert plan.why.startswith("several at once failed with RuntimeError: vmap")
+
+
+def test_the_length_of_a_round_is_that_of_all_steps_of_all_clients() -> None:
+    (task, federation), algorithm = linear((8, 8, 8, 8), None), cs.FedAvg(replace(TRAIN, epochs=3, longest=1))
+    with cs.Simulator(device="cpu").open(algorithm, task, federation, seed=0, cohort=4, rounds=1) as session:
+        numbers = (torch.tensor(n) for n in (0, 4, federation.examples))
+        server = algorithm.start(session.task, cs.data.Info(task.initial(), *numbers))
+        tuner = session.autotuner(1)
+        tuner.time(server, InMemory(lambda ids: None), torch.tensor([0, 1]), 1)
+    assert (tuner.watch.steps, tuner.watch.batches) == (3, 3.0)  # one of two batches in each of three epochs
+
+
+def test_what_takes_too_long_is_not_tried() -> None:
+    watch = Stopwatch()
+    assert watch.allows(4.0)
+    assert not watch.allows(6.0)
+    watch.round = 10.0
+    assert watch.allows(19.0)
+    assert not watch.allows(21.0)
 
 
 @pytest.mark.parametrize("engine", [HERE, FORKED], ids=["here", "forked"])
