@@ -12,7 +12,7 @@ from torch import Tensor
 
 from consilience.compute.replay import at_theta
 from consilience.compute.vectorize import stepper
-from consilience.core import ConfigError, guards
+from consilience.core import guards
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import Tree, rows
 from consilience.data.batch import Batch
@@ -165,8 +165,7 @@ class _Part:
 @cache
 def _part(chain: Steps, start: int, stop: int) -> _Part:
     """The same object for equal arguments: recorded steps are found again by it."""
-    if chain.looks_around:
-        raise ConfigError(f"players that take turns need gradients at the weights: choose Adam or SGD, not {chain}")
+    assert not chain.looks_around
     return _Part(chain, start, stop)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.algorithms.base import algorithm
 from consilience.algorithms.shared.averaging import Averaging, change
-from consilience.core import Count, Fraction, Gaussian, TaskError
+from consilience.core import ConfigError, Count, Fraction, Gaussian, TaskError
 from consilience.data import Batch, Cohort
 from consilience.optim import Adam, Chain
 from consilience.optim.turns import Gradient, Look, Turn
@@ -54,6 +54,13 @@ class Players(Averaging):
     interpolate: Fraction = 0.0
     history = False
     single = False
+
+    def __post_init__(self) -> None:
+        if self.critic_steps is not None and self.train.looks_around:
+            raise ConfigError(
+                "players that take turns need gradients at the weights, which "
+                f"{type(self.train).__name__} does not take: choose Adam or SGD, or critic_steps=None"
+            )
 
     def adapt(self, task: Task, seed: int) -> Task:
         """The task with the past last layers and the average generator as its last parts, if there are any."""
