@@ -66,6 +66,8 @@ def test_switch_scale_clips_and_laplace_epochs_are_those_of_the_code():
     assert found["I"].infer.scale == found["M"].infer.scale == pytest.approx(500 * 1e-4)
     assert (found["L"].infer.kappa, found["V"].infer.kappa) == (500, 500)
     assert (found["L"].infer.epochs, CIFAR100.infer("L").epochs) == (10, 5)
+    assert found["L"].infer.augmented
+    assert CIFAR100.infer("L").augmented
     assert all(method.server == cs.server.Momentum(lr=0.5, momentum=0.9) for method in found.values())
     assert all(method.site is None for method in found.values())
     assert methods["FedSEP(I)"].then.clip is None
