@@ -209,7 +209,8 @@ CIFAR100 = Benchmark(
     "authors' code: ResNet-18 v2 with GroupNorm on 24×24 crops, every image standardised.", setting=cifar100,
     train=SGD(lr=0.01, momentum=0.9, epochs=10, batch_size=20, weight_decay=1e-4),
     server=Momentum(lr=0.5, momentum=0.9), rounds=1500, switch=401, cohort=20, kappa=500, s0=0.0, mixed=True,
-    stateful_laplace_epochs=10, augmented=True, tempered=True, clips={"I": 100, "M": 300, "L": 6500, "V": 2000}, target=0.45,
+    stateful_laplace_epochs=10, augmented=True, tempered=True, clips={"I": 100, "M": 300, "L": 6500, "V": 2000},
+    target=0.45,
     paper=published(
         {
             "FedAvg": {"best accuracy": 0.462, "rounds to 45%": 911, "ece": 0.195},
