@@ -43,7 +43,15 @@ OURS = {"ours": ("ours.py",), "ours, compiled": ("ours.py", "--compile"), "loop"
 PEERS = {
     "pfl-research": ("pfl_research.py", "pfl"),
     "Flower": ("flower_program.py", "flwr[simulation]"),
-    "FedJAX": ("fedjax_program.py", "fedjax", "jax<0.4.26", "jaxlib<0.4.26", "numpy<2", "scipy<1.13"),  # has tree_map
+    "FedJAX": (
+        "fedjax_program.py",
+        "fedjax",
+        "dm-haiku<0.0.13",
+        "jax<0.4.26",
+        "jaxlib<0.4.26",
+        "numpy<2",
+        "scipy<1.13",
+    ),  # has tree_map
     "FedLab": ("fedlab_program.py", "fedlab"),
 }
 TORCH = torch.__version__.partition("+")[0]
@@ -160,7 +168,7 @@ def contest(name, commands, rounds, folder):
     return times, found, failed
 
 
-def table(name, times, found, failed):
+def table(name, times, found, failed, plans):
     own = statistics.median(times["ours"][1:])
     print(f"\n{name}: seconds a round, {len(times['ours']) - 1} rounds after the first")
     print(f"{'':16} {'median':>8} {'least':>8} {'first':>8} {'over ours':>10} {'accuracy':>9}")
@@ -168,6 +176,8 @@ def table(name, times, found, failed):
         first, *rest = times[who]
         middle = statistics.median(rest)
         print(f"{who:16} {middle:8.4f} {min(rest):8.4f} {first:8.2f} {middle / own:9.2f}x {score:9.4f}", flush=True)
+    for who in ("ours", "ours, compiled"):
+        print(f"{who}: {last_line(plans[who].read_text())[:110]}")
     for who, reason in failed.items():
         print(f"{who:16} failed: {reason[:160]}")
     spread = max(found.values()) - min(found.values())
@@ -197,7 +207,8 @@ def main():
                 print(f"{who} cannot be installed: {error}")
         print(f"{os.cpu_count()} CPU cores, torch {torch.__version__}, consilience {cs.__version__}", flush=True)
         for name in options.workloads:
-            table(name, *contest(name, commands, options.rounds + 1, folder))
+            plans = {who: folder / f"{name} {who}.log" for who in OURS}
+            table(name, *contest(name, commands, options.rounds + 1, folder), plans)
 
 
 if __name__ == "__main__":
