@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -134,9 +135,9 @@ class Program:
         with contextlib.suppress(OSError):  # it ended by itself
             self.process.stdin.close()
         try:
-            self.process.wait(10)
+            self.process.wait(20)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)  # with the processes that it started
 
 
 def accuracy(name, file, x, y):

@@ -69,7 +69,7 @@ def main():
             fraction_fit=share, fraction_evaluate=0.0, min_available_clients=len(job.order),
             initial_parameters=ndarrays_to_parameters(job.initial),
         )  # fmt: skip
-        strategy.turns = Turns(lambda: strategy.latest)
+        strategy.turns = Turns(lambda: strategy.latest, ray.shutdown)
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=len(job.cohorts)))
 
     run_simulation(
