@@ -10,7 +10,7 @@ same examples at the same clients, batches and step sizes, and take turns, one r
 machine does hits them alike. Flower draws the clients of a round itself; all others train the same.
 
 Figures are medians over the rounds after the first, which is listed apart, with everything that precedes it: compiling,
-choosing a plan, starting processes. At the end all must reach about the same accuracy, else the run fails.
+choosing a plan, starting workers. At the end all must reach about the same accuracy, else the run fails.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the actors
 
 import networks
+import ray
 import torch
 from common import Job, Turns
 from flwr.client import ClientApp, NumPyClient
