@@ -10,7 +10,7 @@ same examples at the same clients, batches and step sizes, and take turns, one r
 machine does hits them alike. Flower draws the clients of a round itself; all others train the same.
 
 Figures are medians over the rounds after the first, which is listed apart, with everything that precedes it: compiling,
-choosing a plan, starting processes. At the end all must reach about the same accuracy, else the run fails.
+choosing a plan, starting workers. At the end all must reach about the same accuracy, else the run fails.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -43,7 +44,15 @@ OURS = {"ours": ("ours.py",), "ours, compiled": ("ours.py", "--compile"), "loop"
 PEERS = {
     "pfl-research": ("pfl_research.py", "pfl"),
     "Flower": ("flower_program.py", "flwr[simulation]"),
-    "FedJAX": ("fedjax_program.py", "fedjax", "jax<0.4.26", "jaxlib<0.4.26", "numpy<2", "scipy<1.13"),  # has tree_map
+    "FedJAX": (
+        "fedjax_program.py",
+        "fedjax",
+        "dm-haiku<0.0.13",
+        "jax<0.4.26",
+        "jaxlib<0.4.26",
+        "numpy<2",
+        "scipy<1.13",
+    ),  # has tree_map
     "FedLab": ("fedlab_program.py", "fedlab"),
 }
 TORCH = torch.__version__.partition("+")[0]
@@ -126,9 +135,9 @@ class Program:
         with contextlib.suppress(OSError):  # it ended by itself
             self.process.stdin.close()
         try:
-            self.process.wait(10)
+            self.process.wait(20)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)  # with the processes that it started
 
 
 def accuracy(name, file, x, y):
@@ -160,7 +169,7 @@ def contest(name, commands, rounds, folder):
     return times, found, failed
 
 
-def table(name, times, found, failed):
+def table(name, times, found, failed, plans):
     own = statistics.median(times["ours"][1:])
     print(f"\n{name}: seconds a round, {len(times['ours']) - 1} rounds after the first")
     print(f"{'':16} {'median':>8} {'least':>8} {'first':>8} {'over ours':>10} {'accuracy':>9}")
@@ -168,6 +177,8 @@ def table(name, times, found, failed):
         first, *rest = times[who]
         middle = statistics.median(rest)
         print(f"{who:16} {middle:8.4f} {min(rest):8.4f} {first:8.2f} {middle / own:9.2f}x {score:9.4f}", flush=True)
+    for who in ("ours", "ours, compiled"):
+        print(f"{who}: {last_line(plans[who].read_text())[:110]}")
     for who, reason in failed.items():
         print(f"{who:16} failed: {reason[:160]}")
     spread = max(found.values()) - min(found.values())
@@ -197,7 +208,8 @@ def main():
                 print(f"{who} cannot be installed: {error}")
         print(f"{os.cpu_count()} CPU cores, torch {torch.__version__}, consilience {cs.__version__}", flush=True)
         for name in options.workloads:
-            table(name, *contest(name, commands, options.rounds + 1, folder))
+            plans = {who: folder / f"{name} {who}.log" for who in OURS}
+            table(name, *contest(name, commands, options.rounds + 1, folder), plans)
 
 
 if __name__ == "__main__":

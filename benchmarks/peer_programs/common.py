@@ -41,12 +41,13 @@ class Job:
 
 
 class Turns:
-    """Answers the benchmark: go (one round), weights (write them to a file), or the end of its input.
+    """Answers the benchmark: go (one round), weights (write them to a file), or the end of its input, where `close` is
+    called and the program ends.
 
     Standard output is the benchmark's. What the library prints goes to standard error."""
 
-    def __init__(self, weights):
-        self.weights, self.begun = weights, 0.0
+    def __init__(self, weights, close=lambda: None):
+        self.weights, self.close, self.begun = weights, close, 0.0
         self.out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
 
@@ -57,6 +58,7 @@ class Turns:
                 self.begun = time.perf_counter()
                 return
             if command != "weights":
+                self.close()
                 os._exit(0)
             np.savez(rest, *[np.asarray(value) for value in self.weights()])
             self.say(written=rest)

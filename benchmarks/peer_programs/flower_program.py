@@ -6,6 +6,7 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the actors
 
 import networks
+import ray
 import torch
 from common import Job, Turns
 from flwr.client import ClientApp, NumPyClient
@@ -69,7 +70,7 @@ def main():
             fraction_fit=share, fraction_evaluate=0.0, min_available_clients=len(job.order),
             initial_parameters=ndarrays_to_parameters(job.initial),
         )  # fmt: skip
-        strategy.turns = Turns(lambda: strategy.latest)
+        strategy.turns = Turns(lambda: strategy.latest, ray.shutdown)
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=len(job.cohorts)))
 
     run_simulation(

@@ -21,6 +21,8 @@ def main():
     turns = Turns(lambda: networks.weights(runs[-1].model.cpu()))
 
     def alternate(run, line):
+        if not runs:
+            print(run.plan, file=sys.stderr)
         runs[:] = [run]
         turns.done()
 

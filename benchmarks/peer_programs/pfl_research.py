@@ -59,17 +59,21 @@ class Network(torch.nn.Module):
 
 
 class Alternate(TrainingProcessCallback):
+    """All processes wait for the first one's turn, else the others would compute in those of other programs."""
+
     def __init__(self, turns):
         self.turns = turns
 
     def on_train_begin(self, *, model):
         if self.turns is not None:
             self.turns.wait()
+        torch.distributed.barrier()
         return Metrics()
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         if self.turns is not None:
             self.turns.done()
+        torch.distributed.barrier()
         return False, Metrics()
 
 

@@ -24,8 +24,8 @@ from consilience.tasks.task import Task
 log = logging.getLogger("consilience")
 PROBE_STEPS = 3
 REPEATS = 3
-SLOW = 0.25  # seconds of a step of the whole cohort, of which no more than one is timed at once
-FAR = 2.0  # a step that takes so many times the best plan's is timed once
+SLOW = 0.25  # seconds: of slower steps no more than one is timed at once
+FAR = 2.0  # slow steps that take so many times the best plan's are timed once; the first one has much to set up
 ALLOWED = 5.0, 2.0  # choosing takes these seconds at most, or so many rounds if they are longer
 CHUNK_BYTES = 1 << 30
 
@@ -168,8 +168,8 @@ class Autotuner:
     def time(
         self, server: Tree, states: States, ids: Tensor, threads: int, best: float = math.inf, repeats: int = REPEATS
     ) -> float:
-        """Seconds of one local step of one client, as measured for the clients `ids` together. A step that takes far
-        longer than the `best` one is timed once."""
+        """Seconds of one local step of one client, as measured for the clients `ids` together. A slow step that takes
+        far longer than the `best` one is timed once."""
         torch.set_num_threads(threads)
         try:
             message, kept = self.algorithm.message(server, ids), states.gather(ids)
@@ -183,7 +183,7 @@ class Autotuner:
             least = run(1)
             for _ in range(repeats - 1):
                 more = len(ids) * least * self.watch.taken(PROBE_STEPS)
-                if least < FAR * best and self.watch.allows(more):
+                if (least < FAR * best or more < SLOW) and self.watch.allows(more):
                     least = min(least, run(PROBE_STEPS))
             return least
         finally:
