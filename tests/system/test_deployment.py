@@ -83,7 +83,7 @@ GAN += ('algorithm={name="EPGAN"}',)
 
 @pytest.mark.parametrize(
     ("overrides", "rounds", "score"),
-    [(('algorithm={name="FedEP", lr=0.3}',), (1, 2), "accuracy"), (GAN, (2,), "recall")],
+    [(('algorithm={name="FedEP", lr=0.3}',), (1, 2), "accuracy"), (GAN, (2,), "recall@2000")],
     ids=["FedEP", "GAN"],
 )
 def test_both_apps_of_a_new_folder_learn_what_a_simulation_learns(tmp_path, serve, overrides, rounds, score):
