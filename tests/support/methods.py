@@ -16,6 +16,7 @@ from consilience.core.records import leaves, tree_map
 
 SIZES = (35, 18, 16, 9, 4, 1)  # a last batch of one, and steps that only the largest client takes
 SICK = 2  # the client of `poisoned`
+COHORT = 4  # the clients of a round of `learn`
 LOCAL = cs.SGD(lr=0.1, momentum=0.9, epochs=2, batch_size=16, weight_decay=0.01)
 PLAIN = dataclasses.replace(LOCAL, momentum=0.0)
 PLAY = cs.optim.Adam(lr=0.01, epochs=1, batch_size=32, weight_decay=0.01, noise=1e-3)  # a GAN's step is expensive
@@ -152,7 +153,7 @@ def task_of(method):
 
 def learn(method, plan=None, **options):
     engine = cs.Simulator(device="cpu", precision="float64", **{"chunk": len(SIZES), "workers": 1} | (plan or {}))
-    options = {"rounds": 3, "cohort": 4, "engine": engine, "progress": False} | options
+    options = {"rounds": 3, "cohort": COHORT, "engine": engine, "progress": False} | options
     return cs.fit(method, task_of(method), federation(), **options)
 
 
