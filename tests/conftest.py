@@ -9,7 +9,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # our GPU kernels run in Python, slowly; Triton asks when it is imported
 os.environ["CONSILIENCE_PLANS"] = "off"  # a plan that a run of the tests remembered would be no test of choosing it
 
-LONG = [f"test_{name}.py" for name in ("secure_loopback", "loopback", "kill", "ranks", "sa_ode", "recipes", "docs")]
+NAMES = "secure_loopback flower_recovery loopback kill ranks sa_ode recipes docs"
+LONG = [f"test_{name}.py" for name in NAMES.split()]
 
 
 def pytest_collection_modifyitems(items):
