@@ -441,8 +441,8 @@ def test_a_server_that_is_killed_again_and_again_resumes_to_the_same_result(worl
     there, chance = world(method), random.Random(3)
     options = {"rounds": 8, "cohort": 3, "checkpoint_every": 3}
     lives = 0
-    while True:
-        instant = chance.choice([{"calls": chance.randrange(35)}, {"writes": chance.randrange(9)}])
+    while lives < 100:
+        instant = chance.choice([{"calls": chance.randrange(90)}, {"writes": chance.randrange(24)}])
         if run := life(there, **instant, before=chance.random() < 0.5, **options):
             break
         lives += 1
