@@ -81,15 +81,15 @@ def _mlp(inputs: tuple[int, ...], outputs: int) -> nn.Module:
 LOCAL = SGD(lr=0.05, epochs=2, batch_size=20, weight_decay=1e-4)
 ARENAS = (
     Arena(
-        "writers", "MNIST by writer", _writers, _mlp, held_out=0.25, rounds=100, cohort=50, train=LOCAL, epochs=20
+        "writers", "MNIST by writer", _writers, _mlp, held_out=0.25, rounds=50, cohort=50, train=LOCAL, epochs=20
     ),
     Arena(
-        "two-labels", "Fashion-MNIST, two labels a client", _two_labels, _mlp, held_out=0.25, rounds=100, cohort=10,
+        "two-labels", "Fashion-MNIST, two labels a client", _two_labels, _mlp, held_out=0.25, rounds=50, cohort=10,
         train=LOCAL, epochs=20,
     ),
     Arena(
-        "cifar10", "CIFAR-10, Dirichlet 0.1", _dirichlet, lenet5, held_out=0.2, rounds=50, cohort=None,
-        train=replace(LOCAL, batch_size=50), epochs=20, gpu=True,
+        "cifar10", "CIFAR-10, Dirichlet 0.1", _dirichlet, lenet5, held_out=0.2, rounds=30, cohort=None,
+        train=replace(LOCAL, batch_size=100, epochs=1), epochs=20, gpu=True,
     ),
     Arena(
         "hospitals", "Four hospitals", _hospitals, logistic, held_out=0.25, rounds=30, cohort=None,
