@@ -23,6 +23,11 @@ def uniform(run: Pass, shape: Sequence[int], like: Tensor) -> Tensor:
         key = keys.mix(key.unsqueeze(-1) ^ torch.arange(length, device=like.device))
     if not len(shape):
         return keys.uniform(key, 1, torch.float32)[0]
+    if key.is_cuda and not torch.compiler.is_compiling():
+        from consilience.compute.kernels.random import uniform as kernel
+
+        drawn: Tensor = kernel(key, shape[-1])
+        return drawn
     return keys.uniform(key, shape[-1], torch.float32)
 
 

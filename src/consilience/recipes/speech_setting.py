@@ -41,13 +41,13 @@ class Speech:
     clients: Clients = "groups"
     groups: int = 16
     cell: Cell = "sru"
-    hidden: int = 256
-    layers: int = 4
+    hidden: int = 128
+    layers: int = 3
     dropout: float = 0.1
     train: Adam = field(default_factory=lambda: Adam(lr=1e-3, batch_size=8, epochs=5))
     pooled: Adam = field(default_factory=lambda: Adam(lr=1e-3, batch_size=8, epochs=5))
-    rounds: int = 60
-    pooled_rounds: int = 16
+    rounds: int = 45
+    pooled_rounds: int = 9
     scale: float = 5.0
     longest: int | None = None
     speakers: int | None = None
