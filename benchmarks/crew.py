@@ -6,6 +6,7 @@ not kill a row on a GPU with NVIDIA's MPS: the others hang. So the crew sends Ct
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -82,3 +83,12 @@ def stoppable() -> Iterator[None]:
         yield
     except (Interrupted, KeyboardInterrupt):  # the latter before the first round or after the last
         sys.exit(STOPPED)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends now, with the code of its own end
+
+
+def read_lines(path: str | Path | None) -> list[dict]:
+    """The lines of JSON in a file, if there is one; other lines of a log are left out."""
+    if path is None or not Path(path).exists():
+        return []
+    return [json.loads(line) for line in Path(path).read_text().splitlines() if line.startswith("{")]

@@ -30,7 +30,7 @@ from consilience.data.loaders.parquet import find_shards
 from consilience.data.loaders.speech import features
 from consilience.recipes import epgan_speech, fednp_speech
 from consilience.recipes.speech_setting import QUICK, WORST, Speech, worst_speaker
-from crew import side_by_side, stoppable
+from crew import read_lines, side_by_side, stoppable
 
 COLUMNS = ("audio", "text", "speaker_id")
 METRICS = ("wer", "cer", WORST, "ece", "brier", "sequence_error_rate", "nll")
@@ -129,13 +129,6 @@ def collected(here: Path, known: list[dict]) -> list[dict]:
     lines = [found[key] for key in sorted(found)]
     (here / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return lines
-
-
-def read_lines(path: str | None) -> list[dict]:
-    """Lines of JSON; other lines of a log are left out."""
-    if path is None or not Path(path).exists():
-        return []
-    return [json.loads(line) for line in Path(path).read_text().splitlines() if line.startswith("{")]
 
 
 def prepare(options: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ PROGRAM = """
                 raise ValueError(row)
             time.sleep(60 if row == "long" and not (here / "stopped long").exists() else 0.5)
             (here / f"end {row}").touch()
+        time.sleep(10 if row == "leaving" else 0)
     else:
         outcome = side_by_side(sys.argv[4:], "--row", until=time.time() + seconds, at_once=at_once, logs=here / "logs")
         print(outcome.failed, outcome.left, outcome.done)
@@ -70,3 +71,8 @@ def test_at_the_end_of_the_time_rows_are_stopped_even_if_they_still_import(crew,
     assert "Traceback" not in (tmp_path / "logs" / "long.txt").read_text()
     (tmp_path / "stopped long").touch()
     assert crew(100, 2, "long", "next", ignored=True) == "[] [] True"
+
+
+def test_a_row_that_is_stopped_after_its_work_is_done(crew, tmp_path):
+    assert crew(8, 1, "leaving") == "[] [] True"
+    assert (tmp_path / "end leaving").exists()
