@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ import torch
 import consilience as cs
 from consilience.metrics import best, rounds_to
 from consilience.recipes import fedep, fednp, fednp_published
-from consilience.runs.interrupts import Interrupted
+from crew import side_by_side, stoppable
 
 WARM = "warm"
 
@@ -131,21 +129,6 @@ def switch(options):
     return getattr(benchmark(options), "switch", 0)
 
 
-def side_by_side(options, names, until):
-    """All of them to their ends or until the time is up: their exit codes, 0 at the end, 2 where it was not reached."""
-    command = [sys.executable, __file__, *sys.argv[1:]]
-    running = [subprocess.Popen([*command, "--run", name], start_new_session=True) for name in names]
-    try:
-        while time.time() < until and any(child.poll() is None for child in running):
-            time.sleep(1)
-    except KeyboardInterrupt:  # as if the time were up
-        pass
-    for child in running:
-        if child.poll() is None:
-            child.send_signal(signal.SIGINT)
-    return {child.wait() for child in running}
-
-
 def points(here):
     """Every evaluation, the last one where a round was run again."""
     found = {}
@@ -199,20 +182,18 @@ def main():
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     if options.run:
-        try:
+        with stoppable():
             learn(options, options.run)
-        except (Interrupted, KeyboardInterrupt):  # the latter before the first round
-            sys.exit(2)
         return
     here, until, plan = Path(options.out), time.time() + 60 * options.minutes, PLANS[options.recipe]
     here.mkdir(parents=True, exist_ok=True)
-    codes = side_by_side(options, [WARM], until) if switch(options) else {0}
-    if codes == {0}:
-        codes = side_by_side(options, options.methods or plan.methods, until)
+    outcome = side_by_side([WARM] if switch(options) else [], "--run", until=until)
+    if outcome.done:
+        outcome = side_by_side(options.methods or plan.methods, "--run", until=until)
     table(points(here), plan, 3 if options.quick else plan.window)
-    if codes - {0, 2}:
-        sys.exit("a method failed: its message is above")
-    print("all is done" if codes == {0} else "not all is done: call again")
+    if outcome.failed:
+        sys.exit(f"{', '.join(outcome.failed)} failed, with a message above")
+    print("all is done" if outcome.done else "not all is done: call again")
 
 
 if __name__ == "__main__":

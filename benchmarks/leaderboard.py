@@ -12,8 +12,6 @@ running (`nvidia-cuda-mps-control -d`). The tables go to leaderboard.md in the d
 from __future__ import annotations
 
 import argparse
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,7 +21,7 @@ import torch
 from consilience.recipes import leaderboard
 from consilience.recipes.base import Options
 from consilience.report import write_report
-from consilience.runs.interrupts import Interrupted
+from crew import side_by_side, stoppable
 
 
 def wanted(given, options):
@@ -36,41 +34,11 @@ def wanted(given, options):
 
 
 def learn(given, options):
-    """One row in this process, which a background job may have started without Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """One row in this process."""
     arenas = {f"{arena.name}/{name}": (arena, name) for arena, name in leaderboard.rows(options.quick)}
     arena, name = arenas[given.run]
     lines = leaderboard.compute(arena, name, options, trials=given.trials, beside=given.at_once)
     leaderboard.write(lines, options)
-
-
-def started(row, log):
-    """A process that computes a row, and writes to the end of a file."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--run", row]
-    with open(log, "a") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-
-
-def side_by_side(given, options, until):
-    """Rows to their ends, or until the time is up: the rows whose process failed."""
-    waiting, running, failed = wanted(given, options), {}, []
-    logs = options.out / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    try:
-        while (waiting or running) and time.time() < until:
-            while waiting and len(running) < given.at_once:
-                row = waiting.pop(0)
-                running[row] = started(row, logs / f"{row.replace('/', ' ')}.txt")
-            for row, child in list(running.items()):
-                if child.poll() is not None:
-                    failed += [row] * (running.pop(row).returncode != 0)
-                    print(f"{row}: {'failed' if row in failed else 'done'}", flush=True)
-            time.sleep(0.2)
-    except KeyboardInterrupt:  # as if the time were up
-        pass
-    for child in running.values():
-        child.send_signal(signal.SIGINT)
-    return failed + [row for row, child in running.items() if child.wait() not in (0, 2)]
 
 
 def main():
@@ -87,18 +55,16 @@ def main():
     options = Options(given.quick, given.seeds, Path(given.out), resume=True)
     torch.set_num_threads(1)
     if given.run:
-        try:
+        with stoppable():
             learn(given, options)
-        except (Interrupted, KeyboardInterrupt):  # the latter before the first round
-            sys.exit(2)
         return
-    start = time.time()
-    failed = side_by_side(given, options, start + 60 * given.minutes)
+    until, logs = time.time() + 60 * given.minutes, options.out / "logs"
+    outcome = side_by_side(wanted(given, options), "--run", until=until, at_once=given.at_once, logs=logs)
     leaderboard.page(options, time.perf_counter())
     write_report(options.out)
     left = wanted(given, options)
-    if failed:
-        sys.exit(f"{', '.join(failed)} failed: see {options.out / 'logs'}")
+    if outcome.failed:
+        sys.exit(f"{', '.join(outcome.failed)} failed: see {logs}")
     print(f"{len(left)} rows are left: call again" if left else "all is done")
 
 

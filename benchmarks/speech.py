@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,7 +30,7 @@ from consilience.data.loaders.parquet import find_shards
 from consilience.data.loaders.speech import features
 from consilience.recipes import epgan_speech, fednp_speech
 from consilience.recipes.speech_setting import QUICK, WORST, Speech, worst_speaker
-from consilience.runs.interrupts import Interrupted
+from crew import read_lines, side_by_side, stoppable
 
 COLUMNS = ("audio", "text", "speaker_id")
 METRICS = ("wer", "cer", WORST, "ece", "brier", "sequence_error_rate", "nll")
@@ -123,29 +120,6 @@ def learn(options: argparse.Namespace) -> None:
     print(json.dumps(line), flush=True)
 
 
-def side_by_side(options: argparse.Namespace, todo: list[Row], until: float) -> bool:
-    """Run rows, `--side` at once, until all are done or the time is up; whether all are done."""
-    command = [sys.executable, __file__, *sys.argv[1:]]
-    waiting, running, failed = list(todo), dict[str, subprocess.Popen[bytes]](), list[str]()
-    try:
-        while (waiting or running) and time.time() < until:
-            while waiting and len(running) < options.side:
-                row = waiting.pop(0)
-                running[row.key] = subprocess.Popen([*command, "--row", row.key], start_new_session=True)
-            time.sleep(0.2)
-            for key in [key for key, child in running.items() if child.poll() is not None]:
-                if running.pop(key).returncode:
-                    failed.append(key)
-    except KeyboardInterrupt:  # as if the time were up
-        pass
-    for child in running.values():
-        child.send_signal(signal.SIGINT)
-    failed += [key for key, child in running.items() if child.wait() not in (0, 2)]
-    if failed:
-        print(f"failed, with a message above: {', '.join(failed)}", flush=True)
-    return not (waiting or running or failed)
-
-
 def collected(here: Path, known: list[dict]) -> list[dict]:
     """The lines of all finished rows, also written to rows.jsonl."""
     found = {(line["part"], line["method"], line["seed"]): line for line in known}
@@ -155,13 +129,6 @@ def collected(here: Path, known: list[dict]) -> list[dict]:
     lines = [found[key] for key in sorted(found)]
     (here / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return lines
-
-
-def read_lines(path: str | None) -> list[dict]:
-    """Lines of JSON; other lines of a log are left out."""
-    if path is None or not Path(path).exists():
-        return []
-    return [json.loads(line) for line in Path(path).read_text().splitlines() if line.startswith("{")]
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -276,11 +243,9 @@ def main() -> None:
             fill(Path(options.page), made)
         return None
     if options.row:
-        try:
+        with stoppable():
             torch.set_num_threads(1)
             return learn(options)
-        except (Interrupted, KeyboardInterrupt):  # the latter before the first round
-            sys.exit(2)
     here, until, known = Path(options.out), time.time() + 60 * options.minutes, read_lines(options.known)
     here.mkdir(parents=True, exist_ok=True)
     done = {(line["part"], line["method"], line["seed"]) for line in collected(here, known)}
@@ -289,9 +254,12 @@ def main() -> None:
         for row in rows(options.seeds)
         if row.part in options.parts and (options.methods is None or row.method in options.methods)
     ]
-    finished = side_by_side(options, [row for row in chosen if (row.part, row.method, row.seed) not in done], until)
+    todo = [row.key for row in chosen if (row.part, row.method, row.seed) not in done]
+    outcome = side_by_side(todo, "--row", until=until, at_once=options.side)
     print(table(collected(here, known)))
-    print("all is done" if finished else "not all is done: call again")
+    if outcome.failed:
+        print(f"failed, with a message above: {', '.join(outcome.failed)}")
+    print("all is done" if outcome.done else "not all is done: call again")
 
 
 if __name__ == "__main__":

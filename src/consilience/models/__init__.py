@@ -15,7 +15,7 @@ from consilience.models.gan import (
 from consilience.models.laplace import LaplaceHead
 from consilience.models.lora import LoRALinear, add_lora, merge_lora
 from consilience.models.residual_gan import cnn_gan, resnet_gan
-from consilience.models.resnet import resnet9, resnet18, resnet18_v2
+from consilience.models.resnet import resnet9, resnet18, resnet18_v2, resnet20
 from consilience.models.spectral import spectral_norm
 from consilience.models.sru import SRU
 from consilience.models.student import StudentHead
@@ -53,6 +53,7 @@ __all__ = [
     "resnet9",
     "resnet18",
     "resnet18_v2",
+    "resnet20",
     "resnet_gan",
     "spectral_norm",
     "transformer",

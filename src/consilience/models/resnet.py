@@ -35,19 +35,35 @@ class Block(nn.Module):
         return self.relu(self.layers(x) + self.skip(x))  # type: ignore[no-any-return]
 
 
+def _stages(
+    inputs: Sequence[int], outputs: int, width: int, blocks: Sequence[int], groups: int, norm: Norm
+) -> nn.Module:
+    """A 3×3 stem, a stage for each number of `blocks`, the mean over the image, and a linear layer. Every stage but the
+    first halves the sides and doubles the channels."""
+    layers: list[nn.Module] = [nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False), _norm(norm, groups, width), nn.ReLU()]
+    before = width
+    for stage, count in enumerate(blocks):
+        after = width * 2**stage
+        layers.append(Block(before, after, 1 if stage == 0 else 2, groups, norm))
+        layers += [Block(after, after, 1, groups, norm) for _ in range(count - 1)]
+        before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
+
+
 def resnet18(inputs: Sequence[int], outputs: int, width: int = 64, groups: int = 2, norm: Norm = "group") -> nn.Module:
     """ResNet-18 with a 3×3 stem and no first pooling, for images of about 24 to 64 pixels. `norm` is GroupNorm of
     `groups`, or BatchNorm."""
     need_images("resnet18", inputs)
-    stem = nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False)
-    layers: list[nn.Module] = [stem, _norm(norm, groups, width), nn.ReLU()]
-    before = width
-    for stage in range(4):
-        after = width * 2**stage
-        first = Block(before, after, 1 if stage == 0 else 2, groups, norm)
-        layers += [first, Block(after, after, 1, groups, norm)]
-        before = after
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs))
+    return _stages(inputs, outputs, width, (2, 2, 2, 2), groups, norm)
+
+
+def resnet20(inputs: Sequence[int], outputs: int, width: int = 16, groups: int = 2, norm: Norm = "group") -> nn.Module:
+    """ResNet-20 for CIFAR's images (He et al., 2016): three stages of three blocks with `width`, 2 and 4 · `width`
+    channels, 0.27 million weights. `norm` is GroupNorm of `groups`, or BatchNorm as in the original.
+
+    Where the shape changes, the skip is a 1×1 convolution and a norm, the paper's option B."""
+    need_images("resnet20", inputs)
+    return _stages(inputs, outputs, width, (3, 3, 3), groups, norm)
 
 
 def _same(side: int, kernel: int, stride: int) -> tuple[int, int]:

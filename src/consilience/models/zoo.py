@@ -10,7 +10,7 @@ from consilience.core.errors import ConfigError
 from consilience.models.acoustic import acoustic
 from consilience.models.gan import Pair, dcgan, mlp_gan, need_images
 from consilience.models.residual_gan import cnn_gan, resnet_gan
-from consilience.models.resnet import resnet9, resnet18, resnet18_v2
+from consilience.models.resnet import resnet9, resnet18, resnet18_v2, resnet20
 from consilience.models.survival import proportional_hazards
 from consilience.models.text import bag_of_words
 from consilience.models.transformer import transformer, vit
@@ -69,6 +69,6 @@ MODELS: dict[str, Callable[..., nn.Module] | Callable[..., Pair]] = {
     network.__name__: network
     for network in (
         acoustic, bag_of_words, cnn, cnn_gan, dcgan, lenet5, logistic, mlp, mlp_gan, proportional_hazards, resnet9,
-        resnet18, resnet18_v2, resnet_gan, transformer, vit,
+        resnet18, resnet18_v2, resnet20, resnet_gan, transformer, vit,
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from consilience.recipes import (
     after2023,
+    after2023_cifar,
     batchnorm,
     dp,
     dp_sites,
@@ -41,7 +42,8 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         hospitals.RECIPE, hospital_methods.RECIPE, personal_hospitals.RECIPE, *personal_images.RECIPES,
-        hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, after2023.RECIPE, dp_sites.RECIPE, batchnorm.RECIPE,
+        hospital_sets.RECIPE, survival.RECIPE, dp.RECIPE, after2023.RECIPE, after2023_cifar.RECIPE,
+        dp_sites.RECIPE, batchnorm.RECIPE,
         fedep_hospitals.RECIPE, *fedep.RECIPES, fedep_toy.RECIPE, fedep_linear.RECIPE, fedep_stackoverflow.RECIPE,
         fedep_tags.RECIPE, last_layer.RECIPE,
         *epgan.RECIPES, epgan_toy.RECIPE, epgan_speech.RECIPE, *fednp.RECIPES, *fednp_published.RECIPES,

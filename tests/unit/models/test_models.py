@@ -24,10 +24,11 @@ from consilience.models import (
     mlp_generator,
     resnet9,
     resnet18_v2,
+    resnet20,
     resnet_gan,
     spectral_norm,
 )
-from consilience.models.resnet import PreactivationBlock
+from consilience.models.resnet import Block, PreactivationBlock
 from consilience.tasks.supervised import Classification
 
 
@@ -43,9 +44,14 @@ def small_resnet18_v2(inputs, outputs):
     return resnet18_v2(inputs, outputs, width=4)
 
 
-def test_both_are_in_the_list():
+def small_resnet20(inputs, outputs):
+    return resnet20(inputs, outputs, width=4)
+
+
+def test_all_are_in_the_list():
     assert MODELS["lenet5"] is lenet5
     assert MODELS["resnet9"] is resnet9
+    assert MODELS["resnet20"] is resnet20
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (1, 32, 32), (3, 32, 32), (1, 28, 36), (1, 12, 12)])
@@ -90,7 +96,13 @@ def test_other_examples_are_refused(make, shape, message):
 
 
 @pytest.mark.parametrize(
-    ("make", "shape"), [(lenet5, (1, 28, 28)), (small_resnet9, (3, 16, 16)), (small_resnet18_v2, (3, 24, 24))]
+    ("make", "shape"),
+    [
+        (lenet5, (1, 28, 28)),
+        (small_resnet9, (3, 16, 16)),
+        (small_resnet18_v2, (3, 24, 24)),
+        (small_resnet20, (3, 16, 16)),
+    ],
 )
 def test_a_cohort_is_trained_as_its_clients_one_by_one(make, shape):
     torch.manual_seed(0)
@@ -300,12 +312,30 @@ def test_a_discriminator_knows_how_far_a_point_is():
 
 
 def test_resnets_have_batchnorm_where_it_is_asked_for():
-    for make in (resnet9, cs.models.resnet18):
+    for make in (resnet9, cs.models.resnet18, resnet20):
         layers = list(make((3, 32, 32), 10, width=4, norm="batch").modules())
         assert any(isinstance(layer, nn.BatchNorm2d) for layer in layers)
         assert not any(isinstance(layer, nn.GroupNorm) for layer in layers)
         with pytest.raises(ConfigError, match="norm is 'group' or 'batch', got 'layer'"):
             make((3, 32, 32), 10, width=4, norm="layer")
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize(("outputs", "size"), [(10, 272_474), (100, 278_324)])
+def test_resnet20_has_the_known_number_of_weights(norm, outputs, size):
+    assert parameters(resnet20((3, 32, 32), outputs, norm=norm)) == size
+
+
+def test_resnet20_has_twenty_layers_beside_its_skips_and_three_stages():
+    module, x, seen = resnet20((3, 32, 32), 100), torch.randn(2, 3, 32, 32), []
+    for layer in module:
+        x = layer(x)
+        seen += [tuple(x.shape[1:])] if isinstance(layer, Block) else []
+    assert seen == [stage for stage in [(16, 32, 32), (32, 16, 16), (64, 8, 8)] for _ in range(3)]
+    assert x.shape == (2, 100)
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert sum(isinstance(layer, nn.Linear) or layer.kernel_size == (3, 3) for layer in layers) == 20
+    assert {layer.num_groups for layer in module.modules() if isinstance(layer, nn.GroupNorm)} == {2}
 
 
 def test_resnet18_v2_has_the_authors_number_of_weights_and_stages():
