@@ -1,7 +1,9 @@
 """Local steps of a cohort, one by one or recorded as CUDA graphs."""
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -95,8 +97,9 @@ class Replay:
         # Not `torch.cuda.graph`: it empties the allocator's cache first, and all tensors would move in the next round.
         graph, stream = torch.cuda.CUDAGraph(), self.stream
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            graph.capture_begin(*([] if self.pool is None else [self.pool]))
+        with torch.cuda.stream(stream), _nothing_freed():
+            # Other threads may use the device meanwhile.
+            graph.capture_begin(*([] if self.pool is None else [self.pool]), capture_error_mode="thread_local")
             try:
                 loss = self.step(theta, batch, own, shared, kept, fresh)
             finally:
@@ -106,3 +109,15 @@ class Replay:
         if len(self.graphs) == RECORDED:
             del self.graphs[next(iter(self.graphs))]
         self.graphs[key] = graph, tensors((batch, fresh)), loss
+
+
+@contextmanager
+def _nothing_freed() -> Iterator[None]:
+    """No garbage collection: it may free the graphs of an earlier run in this process, which breaks a recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

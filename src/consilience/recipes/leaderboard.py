@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from consilience.core.errors import CheckpointError, ConsilienceError, DataError
+from consilience.core.errors import ConfigError, TaskError
 from consilience.core.text import plural
 from consilience.figures.panels import Mark, Panel, Panels
 from consilience.metrics import MARGINAL, spread
@@ -22,7 +22,6 @@ from consilience.recipes.base import Options, Recipe, finished
 from consilience.recipes.leaderboard_methods import FEW, ONCE, methods
 from consilience.recipes.leaderboard_setting import ARENAS, Arena
 from consilience.runs import Run, Storage
-from consilience.runs.interrupts import Interrupted
 from consilience.studies import Comparison, Setting, compare
 from consilience.studies.comparison import Row
 
@@ -71,9 +70,7 @@ def compute(arena: Arena, name: str, options: Options, *, trials: int | None = N
             evaluate_every=rounds, engine=arena.engine, out=Storage(here, checkpoint_every=max(1, rounds // 2)),
             measure=worst, resume=True, progress=False,
         )  # fmt: skip
-    except (CheckpointError, DataError, Interrupted):
-        raise
-    except ConsilienceError as error:
+    except (ConfigError, TaskError) as error:
         return [{**who, "refused": str(error)}]
     values = {score["metric"]: score["values"] for score in result.scores}
     chosen = result.tuning[0]["chosen"]

@@ -44,6 +44,7 @@ class Tuned:
 
 
 _FAILURES = (ClientError, ArithmeticError, ValueError, RuntimeError)  # of a trial whose numbers are extreme
+_OF_THE_DEVICE = (torch.OutOfMemoryError, torch.AcceleratorError)  # whatever the numbers are
 
 
 class _Diverged(ConsilienceError):  # noqa: N818 (it is no error)
@@ -164,7 +165,8 @@ def _scored(run: Run | None, failure: Exception | None, where: Path | None, name
         return None if found is None else found.point
     error = failure.__cause__ if isinstance(failure, CallbackError) else failure
     diverged = isinstance(error, _Diverged) or (error is failure and isinstance(failure, _FAILURES))
-    if isinstance(error, torch.OutOfMemoryError) or not diverged:
+    by_device = any(isinstance(one, _OF_THE_DEVICE) for one in (error, error and error.__cause__))
+    if by_device or not diverged:
         raise failure
     log.log(logging.INFO if isinstance(error, _Diverged) else logging.WARNING, "%s diverged: %s", name, error)
     if where is not None and where.exists():

@@ -7,7 +7,7 @@ from torch.func import vmap
 from consilience.core import keys
 
 pytest.importorskip("triton", reason="Triton comes with torch for GPUs, and with the development tools")
-from consilience.compute.kernels.random import uniform  # noqa: E402
+from consilience.compute.kernels.random import uniform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

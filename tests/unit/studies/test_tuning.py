@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import consilience as cs
-from consilience.core.errors import ConfigError, DataError
+from consilience.core.errors import ClientError, ConfigError, DataError
 from consilience.core.ranges import Choice, Range, Ranges
 from consilience.studies.compare import compare
 from consilience.studies.knobs import candidates, knobs, settings, with_settings
@@ -252,6 +252,24 @@ class Fragile(cs.FedAvg):
         if self.train.lr > 0.2:
             raise ArithmeticError("too far")
         return super().local(task, message, state, cohort)
+
+
+@cs.algorithm
+class Unplugged(cs.FedAvg):
+    """The device fails in its second trial."""
+
+    failure: str = "AcceleratorError"
+
+    def local(self, task, message, state, cohort):
+        if self.train.lr != 0.1:
+            raise getattr(torch, self.failure)("CUDA error: operation failed")
+        return super().local(task, message, state, cohort)
+
+
+@pytest.mark.parametrize("failure", ["AcceleratorError", "OutOfMemoryError"])
+def test_a_failure_of_the_device_is_not_taken_for_a_bad_setting(failure):
+    with pytest.raises((ClientError, torch.OutOfMemoryError), match="CUDA error"):
+        tune({"Unplugged": Unplugged(Planted(lr=0.1, epochs=2), failure=failure)}, at(), trials=2, **OPTIONS)
 
 
 def test_a_clients_error_ends_the_trial_and_nothing_else(tmp_path, caplog):
