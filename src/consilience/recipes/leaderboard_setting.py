@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
 from consilience.data import Federation, heart_disease, load, partition
@@ -49,13 +48,8 @@ class Arena:
 
     @property
     def engine(self) -> Simulator:
-        """One process: rows of the table run side by side. Convolutions are compiled for a GPU: a run is too short for
-        that alone, but all runs of all rows share the compiler's cache."""
-        on_gpu = self.gpu and torch.cuda.is_available()
-        return Simulator(
-            device=None if self.gpu else "cpu", chunk=self.cohort or 10, workers=1, threads=1,
-            compile=True if on_gpu else None,
-        )  # fmt: skip
+        """One process: rows of the table run side by side."""
+        return Simulator(device=None if self.gpu else "cpu", chunk=self.cohort or 10, workers=1, threads=1)
 
 
 def _writers(seed: int, quick: bool) -> Federation:
