@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 import consilience as cs
-from consilience.recipes.after2023_cifar import DATA, METRICS, QUICK, Study, read_curve
-from crew import read_lines, side_by_side, stoppable
+from consilience.recipes.after2023_cifar import DATA, QUICK, Study, read_curve
+from crew import cell, gap, read_lines, side_by_side, stoppable
 
 METHODS = tuple(Study().methods("cifar10"))
 PLAIN = "FedAvg"
@@ -130,19 +130,12 @@ def table(lines: list[dict]) -> str:
 
 
 def _shown(name: str, lines: list[dict], plain: dict[int, dict], itself: bool) -> str:
-    def cell(values: list[float], digits: int, sign: str = "") -> str:
-        if not values:
-            return "–"
-        spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):{sign}.{digits}f}{spread}"
-
     pairs = [] if itself else [(line, plain[line["seed"]]) for line in lines if line["seed"] in plain]
-    gaps = {metric: [mine[metric] - its[metric] for mine, its in pairs] for metric in METRICS}
+    above, apart = ([mine[metric] - its[metric] for mine, its in pairs] for metric in ("accuracy", "nll"))
     accuracy = cell([100 * line["accuracy"] for line in lines], 1)
-    above = cell([100 * gap for gap in gaps["accuracy"]], 1, "+")
     nll, ece = (cell([line[metric] for line in lines], 3) for metric in ("nll", "ece"))
     seconds = f"{statistics.fmean(line['round_seconds'] for line in lines):.1f}"
-    cells = (name, str(len(lines)), accuracy, above, nll, cell(gaps["nll"], 3, "+"), ece, seconds)
+    cells = (name, str(len(lines)), accuracy, gap([100 * d for d in above], 1), nll, gap(apart, 3), ece, seconds)
     return f"| {' | '.join(cells)} |"
 
 

@@ -1,4 +1,4 @@
-"""Rows of a table side by side: this program is started once more for each row, in a process of its own.
+"""Rows of a table side by side: this program is started once more for each row, in a process of its own; their cells.
 
 A row that is asked to stop ends its round, writes a checkpoint and exits with `STOPPED`; the next call resumes it. Do
 not kill a row on a GPU with NVIDIA's MPS: the others hang. So the crew sends Ctrl-C and waits.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consilience.runs.interrupts import Interrupted
+from consilience.studies.scores import paired_test
 
 STOPPED = 2  # the exit code of a row that can be resumed
 
@@ -92,3 +94,20 @@ def read_lines(path: str | Path | None) -> list[dict]:
     if path is None or not Path(path).exists():
         return []
     return [json.loads(line) for line in Path(path).read_text().splitlines() if line.startswith("{")]
+
+
+def cell(values: Sequence[float], digits: int) -> str:
+    """Mean ± standard deviation of a table's cell."""
+    if not values:
+        return "–"
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{spread}"
+
+
+def gap(differences: Sequence[float], digits: int) -> str:
+    """The mean of paired differences, with its 95 % interval by Student's t where there are three or more."""
+    if not differences:
+        return "–"
+    found = paired_test([(difference, 0.0) for difference in differences])
+    interval = "" if found["low"] is None else f" [{found['low']:+.{digits}f}, {found['high']:+.{digits}f}]"
+    return f"{found['difference']:+.{digits}f}{interval}".replace("-", "−")

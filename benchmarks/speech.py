@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from consilience.data.loaders.parquet import find_shards
 from consilience.data.loaders.speech import features
 from consilience.recipes import epgan_speech, fednp_speech
 from consilience.recipes.speech_setting import QUICK, WORST, Speech, worst_speaker
-from crew import read_lines, side_by_side, stoppable
+from crew import cell, gap, read_lines, side_by_side, stoppable
 
 COLUMNS = ("audio", "text", "speaker_id")
 METRICS = ("wer", "cer", WORST, "ece", "brier", "sequence_error_rate", "nll")
@@ -166,7 +165,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def table(lines: list[dict]) -> str:
-    """Markdown tables: means ± standard deviations over seeds, and the difference to FedAvg by seed."""
+    """Markdown tables: means ± standard deviations over seeds, and the paired difference to FedAvg."""
     said = list[str]()
     plain = {(line["part"], line["seed"]): line for line in lines if line["method"] == "FedAvg"}
     for part, title in TITLES.items():
@@ -183,7 +182,7 @@ def table(lines: list[dict]) -> str:
                 100 * (line["wer"] - plain[base, line["seed"]]["wer"]) for line in mine if (base, line["seed"]) in plain
             ]
             said.append(_row(name, mine, gaps if name != "FedAvg" else []))
-            marginal = [{**line["marginal"], "seconds": None} for line in mine if line["marginal"]]
+            marginal = [line["marginal"] for line in mine if line["marginal"]]
             if marginal:
                 said.append(_row(f"{name}, marginal", marginal, []))
         said.append("")
@@ -198,18 +197,10 @@ def fill(page: Path, made: str) -> None:
 
 
 def _row(name: str, lines: list[dict], gaps: list[float]) -> str:
-    def cell(values: list[float], digits: int, sign: str = "") -> str:
-        values = [value for value in values if value is not None]
-        if not values:
-            return "–"
-        spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):{sign}.{digits}f}{spread}"
-
-    shown = [[100 * line[m] if m in line else None for line in lines] for m in ("wer", "cer", WORST)]
-    rest = [cell([line.get(m) for line in lines], 3) for m in ("ece", "brier")]
-    wer, cer, worst = (cell(values, 1) for values in shown)
-    seconds = cell([line["seconds"] for line in lines], 0)
-    cells = (name, str(len(lines)), wer, cell(gaps, 1, "+"), cer, worst, *rest, seconds)
+    wer, cer, worst = (cell([100 * line[m] for line in lines if m in line], 1) for m in ("wer", "cer", WORST))
+    calibration = [cell([line[m] for line in lines], 3) for m in ("ece", "brier")]
+    seconds = cell([line["seconds"] for line in lines if "seconds" in line], 0)
+    cells = (name, str(len(lines)), wer, gap(gaps, 1), cer, worst, *calibration, seconds)
     return f"| {' | '.join(cells)} |"
 
 

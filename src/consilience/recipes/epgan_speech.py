@@ -13,7 +13,7 @@ from consilience.algorithms.base import algorithm
 from consilience.algorithms.gan.players import Players
 from consilience.algorithms.gan.signal_epgan import SIGNAL
 from consilience.algorithms.switch import Method
-from consilience.core import Count, TaskError, keys
+from consilience.core import Count, NonNegative, TaskError, keys
 from consilience.data import Batch, Dataset, Federation, Ragged
 from consilience.data.loaders.speech import normalised
 from consilience.metrics import PrecisionRecall
@@ -42,8 +42,12 @@ ABOUT = (
 @algorithm
 class EPAveraging(SignalEPGAN):
     """FedAvg with EP-GAN's prior on a supervised network: p₀ = N(w, `scale`²) around the averaged weights w, and sites
-    of the likelihood Π_i σ(f θ_i) with one number f, a network of the features before the last linear layer."""
+    of the likelihood Π_i σ(f θ_i) with one number f, a network of the features before the last linear layer.
 
+    The energy of the prior is a sum over all weights, and the loss a mean over examples: λ = 1e-3, the default of GANs,
+    keeps an acoustic model from learning."""
+
+    strength: NonNegative = 1e-4
     history: bool = False
     critic_steps: Count | None = None
     hidden: int = 64
