@@ -99,7 +99,8 @@ class Replay:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), _nothing_freed():
             # Other threads may use the device meanwhile.
-            graph.capture_begin(*([] if self.pool is None else [self.pool]), capture_error_mode="thread_local")
+            pool = {} if self.pool is None else {"pool": self.pool}
+            graph.capture_begin(**pool, capture_error_mode="thread_local")
             try:
                 loss = self.step(theta, batch, own, shared, kept, fresh)
             finally:
