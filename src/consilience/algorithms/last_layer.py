@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from consilience.core.checks import Count, Positive
 from consilience.core.records import Addressed, add, static
 from consilience.data.batch import Batch
 from consilience.data.cohort import Cohort, Info
+from consilience.inference.head_curvature import HeadCurvature
 from consilience.models.laplace import LaplaceHead
 from consilience.tasks.statistics import needs_statistics
 from consilience.tasks.task import Task
@@ -119,11 +120,11 @@ class LastLayer(Algorithm):
     def posterior(self, server: Server) -> Point:
         """The network with its new head."""
         (start, stop), theta = server.head, server.theta
-        head = Curvature.of(server).head(self.prior)
+        head = curvature(server).head(self.prior)
         return Point(torch.cat([theta[:start], *(part.to(theta.dtype).flatten() for part in head), theta[stop:]]))
 
     def network(self, task: Task, server: Server) -> Task:
-        found = Curvature.of(server)
+        found = curvature(server)
         classes, features = found.weight.shape
         return with_head(task, LaplaceHead(features - 1, classes, found.directions))
 
@@ -132,7 +133,7 @@ class LastLayer(Algorithm):
 
     def belief(self, server: Server) -> Gaussian:
         """The Gaussian over the last layer's weights, (W, b) class by class, with a full precision."""
-        found = Curvature.of(server)
+        found = curvature(server)
         return Gaussian.of(found.weight.flatten(), found.precision(self.prior))
 
     def _full(self, task: Task) -> bool:
@@ -175,64 +176,9 @@ def _one(task: Task, batch: Batch, theta: Tensor) -> tuple[Tensor, Tensor, Tenso
     return torch.cat([x.double(), torch.ones_like(w).unsqueeze(1)], 1), lam, w.sum().view(1)
 
 
-@dataclass(frozen=True)
-class Curvature:
-    """H = `inner` ⊗ `outer` at the head's weights (W, b) = `weight` [C, D]. If H is full, `inner` is [1, 1]."""
-
-    weight: Tensor
-    outer: Tensor
-    inner: Tensor
-
-    @classmethod
-    def of(cls, server: Server) -> Curvature:
-        """That of all examples counted so far."""
-        (start, stop), classes = server.head, server.classes
-        head = server.theta[start:stop].double()
-        weight = torch.cat([head[:-classes].view(classes, -1), head[-classes:].unsqueeze(1)], 1)
-        return cls(weight, server.sums.outer, server.sums.inner / server.sums.count.clamp_min(1))
-
-    @property
-    def directions(self) -> int:
-        """The number of directions whose variances the head adds up: D, or all C · D weights' where H is full."""
-        return len(self.outer)
-
-    def precision(self, prior: float | None = None) -> Tensor:
-        """H + τ 1, [C·D, C·D]."""
-        h = torch.kron(self.inner, self.outer)
-        values = self._spectrum()[0]
-        return h + torch.eye(len(h)).to(h) * self._tau(values, prior)
-
-    def head(self, prior: float | None) -> tuple[Tensor, ...]:
-        """The parameters of a `LaplaceHead`.
-
-        With H + τ = (V ⊗ U) diag(v_j u_i + τ) (V ⊗ U)ᵀ, the variance of logit c is Σ_ij V_cj² (φᵀu_i)² / (v_j u_i + τ).
-        If H is full, it is ‖R_c φ‖² with R_cᵀR_c the block of class c in (H + τ)⁻¹."""
-        values, outer, inner = self._spectrum()
-        (c, d), spread = self.weight.shape, 1 / (values + self._tau(values, prior))
-        if len(self.outer) == d:  # also of one class, whose H is full as well
-            project, variance = outer.mT, spread.mT @ inner.square().mT
-        else:
-            blocks = (outer * spread).mT.reshape(-1, c, d), outer.mT.reshape(-1, c, d)
-            covariance = torch.einsum("mci,mcj->cij", *blocks)
-            project = torch.linalg.cholesky(covariance).mT.reshape(c * d, d)
-            variance = torch.eye(c).to(project).repeat_interleave(d, 0)
-        return self.weight[:, :-1], self.weight[:, -1], project, variance
-
-    def _spectrum(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The eigenvalues of H as inner · outer, and the eigenvectors of `outer` and of `inner`."""
-        (u, outer), (v, inner) = torch.linalg.eigh(self.outer), torch.linalg.eigh(self.inner)
-        return v.clamp_min(0).unsqueeze(1) * u.clamp_min(0), outer, inner
-
-    def _tau(self, values: Tensor, prior: float | None) -> float:
-        """The prior's precision: the given one, or that with the largest log marginal likelihood of the data, which is
-        ½ (P ln τ − Σ ln(h + τ) − τ ‖W‖²) but for a constant, on a grid that is refined twice."""
-        if prior is not None:
-            return prior
-        grid = torch.linspace(-8, 8, 65, dtype=torch.float64).to(values)
-        for _ in range(3):
-            tau = 10**grid
-            shrunk = torch.stack([(1 + values.flatten() / t).log().sum() for t in tau])
-            best = int((-shrunk - tau * self.weight.square().sum()).argmax())
-            ends = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-            grid = torch.linspace(float(ends[0]), float(ends[1]), 65, dtype=torch.float64).to(values)
-        return float(tau[best])
+def curvature(server: Server) -> HeadCurvature:
+    """That of all examples counted so far."""
+    (start, stop), classes = server.head, server.classes
+    head = server.theta[start:stop].double()
+    weight = torch.cat([head[:-classes].view(classes, -1), head[-classes:].unsqueeze(1)], 1)
+    return HeadCurvature(weight, server.sums.outer, server.sums.inner / server.sums.count.clamp_min(1))

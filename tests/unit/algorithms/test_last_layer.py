@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian
 
 import consilience as cs
-from consilience.algorithms.last_layer import Curvature, LastLayer
+from consilience.algorithms.last_layer import LastLayer, curvature
 from consilience.core.errors import TaskError
 from consilience.runs import Run
 from support.one_shot import ENGINE
@@ -137,7 +137,7 @@ def test_of_a_head_that_finds_all_classes_alike_the_kronecker_product_is_exact()
     data, runs = digits(), []
     for structure in ("full", "kronecker"):
         runs.append(learn(LastLayer(TAU, structure), network(scale=0.0), cs.partition.iid(data, 3)))
-    full, kronecker = (Curvature.of(run.server) for run in runs)
+    full, kronecker = (curvature(run.server) for run in runs)
     torch.testing.assert_close(kronecker.precision(TAU), full.precision(TAU), rtol=1e-9, atol=1e-9)
     head, other = cs.models.LaplaceHead(6, 10, full.directions), cs.models.LaplaceHead(6, 10, kronecker.directions)
     x = torch.randn(9, 6).double()
@@ -151,7 +151,7 @@ def test_of_a_head_that_finds_all_classes_alike_the_kronecker_product_is_exact()
 def test_without_a_prior_it_has_the_largest_marginal_likelihood() -> None:
     data = digits()
     run = learn(LastLayer(), network(scale=3.0), cs.partition.iid(data, 3))
-    found = Curvature.of(run.server)
+    found = curvature(run.server)
     precision, h = found.precision(), found.precision(1e-12)
     tau = float((precision - h).diagonal().mean())
 
