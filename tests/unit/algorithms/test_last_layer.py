@@ -141,8 +141,8 @@ def test_of_a_head_that_finds_all_classes_alike_the_kronecker_product_is_exact()
     torch.testing.assert_close(kronecker.precision(TAU), full.precision(TAU), rtol=1e-9, atol=1e-9)
     head, other = cs.models.LaplaceHead(6, 10, full.directions), cs.models.LaplaceHead(6, 10, kronecker.directions)
     x = torch.randn(9, 6).double()
-    for module, curvature in ((head, full), (other, kronecker)):
-        for parameter, value in zip(module.double().parameters(), curvature.head(TAU), strict=True):
+    for module, found in ((head, full), (other, kronecker)):
+        for parameter, value in zip(module.double().parameters(), found.head(TAU), strict=True):
             parameter.data = value
         module.weight.data = torch.ones(10, 6).double()
     torch.testing.assert_close(head(x), other(x), rtol=1e-9, atol=1e-9)
