@@ -96,7 +96,7 @@ class Autotuner:
             Timed(replace(plan, why=why + plan.why), seconds * self.watch.batches)
             for seconds, plan in finalists(times, sorted(crews), len(ids))
         ]
-        if len(found) > 1:
+        if len(found) > 1 or wanted.compile is None:  # compiled code is tried out too, and compared
             found = [self.try_out(it, server, states, ids) for it in found]
         fastest = min(found, key=lambda it: it.round)
         # One by one needs less memory. Workers suffer less from other processes than threads, which synchronise after
