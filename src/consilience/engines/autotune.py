@@ -83,27 +83,26 @@ class Autotuner:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def choose(self, server: Tree, states: States, ids: Tensor) -> Known:
-        """The fastest plan without compiled code, and the plan that compiled code would follow."""
+        """The fastest plan without compiled code, and the plans worth compiling."""
         if self.task.device.type != "cpu":
             return self.choose_on_gpu(server, states, ids)
-        wanted, compile = self.wanted, bool(self.wanted.compile)
+        wanted = self.wanted
         crews = self._crews(len(ids))
         if wanted.chunk and len(crews) == 1:
-            given = Plan(wanted.chunk, *crews.pop(), compile)
-            return Known(Timed(given, 0.0), given)
+            given = Plan(wanted.chunk, *crews.pop())
+            return Known(Timed(given, 0.0), (given,))
         times, why = self._times(server, states, ids, crews)
         found = [
             Timed(replace(plan, why=why + plan.why), seconds * self.watch.batches)
-            for seconds, plan in finalists(times, sorted(crews), len(ids), compile)
+            for seconds, plan in finalists(times, sorted(crews), len(ids))
         ]
-        candidate = next((it.plan for it in found if it.plan.chunk > 1), found[0].plan)  # compiled, a batch gains most
-        if len(found) > 1:
+        if len(found) > 1 or wanted.compile is None:  # compiled code is tried out too, and compared
             found = [self.try_out(it, server, states, ids) for it in found]
         fastest = min(found, key=lambda it: it.round)
         # One by one needs less memory. Workers suffer less from other processes than threads, which synchronise after
         # every operation.
         near = [it for it in found if it.plan.chunk == 1 and it.round <= 1.15 * fastest.round]
-        return Known(max(near, key=lambda it: it.plan.workers, default=fastest), candidate)
+        return Known(max(near, key=lambda it: it.plan.workers, default=fastest), candidates(found))
 
     def _crews(self, clients: int) -> set[tuple[int, int]]:
         """Pairs (workers, threads of each) worth timing."""
@@ -211,7 +210,7 @@ class Autotuner:
                 why, chunk = self._only_one_by_one(error, chunk), 1
         round = seconds * -(-len(ids) // chunk)
         plan = Plan(chunk, compile=bool(self.wanted.compile), why=f"{why}{round:.2g} s an uncompiled round")
-        return Known(Timed(plan, round), plan)
+        return Known(Timed(plan, round), (plan,))
 
     def _time_whole(self, server: Tree, states: States, ids: Tensor) -> float:
         message, kept = self.algorithm.message(server, ids), states.gather(ids)
@@ -220,6 +219,13 @@ class Autotuner:
             compute(self.algorithm, self.task, message, kept, self.cohort(ids, limit))
             torch.accelerator.synchronize()
         return time.perf_counter() - start
+
+
+def candidates(found: list[Timed]) -> tuple[Plan, ...]:
+    """The plans worth compiling: the fastest with several clients at once, and the fastest one by one. Plain code does
+    not tell which of them compiled code would follow: most networks gain more at once, and large convolutions less."""
+    kinds = [[it for it in found if (it.plan.chunk > 1) == several] for several in (True, False)]
+    return tuple(min(kind, key=lambda it: it.round).plan for kind in kinds if kind)
 
 
 def _seconds(work: Callable[[], object]) -> float:

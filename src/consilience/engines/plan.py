@@ -44,7 +44,7 @@ def compiled_sizes(plan: Plan, examples: Tensor) -> list[int]:
 
 
 def finalists(
-    times: dict[tuple[int, int], float], crews: list[tuple[int, int]], clients: int, compile: bool
+    times: dict[tuple[int, int], float], crews: list[tuple[int, int]], clients: int
 ) -> list[tuple[float, Plan]]:
     """The plans worth a trial, best first, with the seconds that a step of all clients is estimated to take: of each
     kind (alone or with workers, one by one or vectorised) the one with the shortest estimate, without kinds that take
@@ -68,4 +68,4 @@ def finalists(
     shortest = min(seconds for seconds, _ in costs)
     timing = ", ".join(f"{c} on {t}: {1e3 * s:.2g}" for (c, t), s in times.items())
     why = f"ms a client step by chunk on threads: {timing}"
-    return [(seconds, Plan(*plan, compile, why)) for seconds, plan in costs if seconds <= 1.5 * shortest]
+    return [(seconds, Plan(*plan, why=why)) for seconds, plan in costs if seconds <= 1.5 * shortest]

@@ -48,11 +48,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Known:
-    """The fastest plan without compiled code, the plan that compiled code would follow, and the latter's measured times
-    if a run has compiled before."""
+    """The fastest plan without compiled code, the plans worth compiling, the likeliest first, and the fastest plan with
+    compiled code if a run has compiled before."""
 
     plain: Timed
-    candidate: Plan
+    candidates: tuple[Plan, ...]
     compiled: Timed | None = None
 
     def best(self, rounds: int) -> Timed:
@@ -66,7 +66,7 @@ class Known:
     @property
     def expected(self) -> Timed:
         """Compiled code as it is expected once it is in the compiler's own cache."""
-        return Timed(replace(self.candidate, compile=True), (1 - FASTER) * self.plain.round, CACHED)
+        return Timed(replace(self.candidates[0], compile=True), (1 - FASTER) * self.plain.round, CACHED)
 
 
 class Remembered:
@@ -160,7 +160,10 @@ def _expected(layers: int) -> float:
 def _known(found: Any) -> Known:
     """An entry of the file; an error if it is none."""
     compiled = found["compiled"]
-    return Known(_timed(found["plain"]), _plan(found["candidate"]), None if compiled is None else _timed(compiled))
+    candidates = tuple(_plan(plan) for plan in found["candidates"])
+    if not candidates:
+        raise ValueError("no candidates")
+    return Known(_timed(found["plain"]), candidates, None if compiled is None else _timed(compiled))
 
 
 def _timed(found: Any) -> Timed:

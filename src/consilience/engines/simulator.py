@@ -122,7 +122,7 @@ class Simulation(Session):
         self.federation = federation.to(device)
         self.cohort = min(cohort, len(federation))
         self.task = self._prepare(task, device, Plan(chunk=self.cohort))
-        self._given, self._readied = plan, (False, self.cohort)
+        self._given, self._tasks = plan, {(False, self.cohort): self.task}
         self._pool: Pool | None = None
         self.plan: Plan | None = None
         self._encoding: Encoding | None = None
@@ -163,16 +163,18 @@ class Simulation(Session):
         if chosen.compile:
             say("compiling")
         ready(chosen)
+        self._tasks = {(chosen.compile, chosen.chunk): self.task}
         self._start(chosen)
         return chosen
 
     def _ready(self, plan: Plan, server: Tree, states: States, ids: Tensor, round: int) -> float:
         """Prepare the task for a plan, and return the seconds that it took. On a CPU it is compiled for the cohorts of
         a first step here, once: workers inherit the code and share its memory."""
-        if self._readied == (plan.compile, plan.chunk):
+        begun, kind = time.perf_counter(), (plan.compile, plan.chunk)
+        if kind in self._tasks:
+            self.task = self._tasks[kind]
             return 0.0
-        begun, self._readied = time.perf_counter(), (plan.compile, plan.chunk)
-        self.task = self._prepare(self._host_task, self.task.device, plan)
+        self.task = self._tasks[kind] = self._prepare(self._host_task, self.task.device, plan)
         if plan.compile and self.task.device.type == "cpu":
             for clients in compiled_sizes(plan, self.federation.sizes[ids]):
                 self.autotuner(round).time(server, states, ids[:clients], plan.threads or 1, repeats=1)

@@ -1,7 +1,8 @@
 """Worker processes of the simulator on CPU: forked, so that only messages are serialised.
 
 Two processes of one thread each are faster than one process of two threads on small networks: threads synchronise
-after every operation, processes once a round. Packed records travel over pipes, never pickle.
+after every operation, processes once a round. Packed records travel through shared memory, never pickle. A pipe says
+how long they are.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from torch import Tensor
 
 from consilience.core.errors import ClientError, ConsilienceError
 from consilience.core.records import Tree, notes, pack, rows, unpack
+from consilience.engines.shared_bytes import SharedBytes
 from consilience.engines.work import Share, part_of
 
 log = logging.getLogger("consilience")
 LOOK = 1.0  # seconds between two looks at the workers
 PATIENCE = 60  # looks in a row without a sign of life, after which a worker is replaced
+_End = Connection | SharedBytes
 Group = Callable[[Tensor, Tree, Tree, int, int | None], Share]
 
 
@@ -50,7 +53,7 @@ class Pool:
             self._workers.append(self._forked(number))
 
     def _forked(self, number: int) -> _Worker:
-        return _Worker(number, [worker.connection for worker in self._workers], self._threads, self._group)
+        return _Worker(number, [end for worker in self._workers for end in worker.ends], self._threads, self._group)
 
     def run(
         self, ids: Tensor, message: Tree, states: Tree, round: int, additive: bool, limit: int | None = None
@@ -89,28 +92,37 @@ class Pool:
 
 
 class _Worker:
-    """A forked process and the pipe to it. `siblings` are the pipes to others, which it must not keep open."""
+    """A forked process, the pipe to it and the memory shared with it. `siblings` are those of others, which it must not
+    keep open."""
 
-    def __init__(self, number: int, siblings: list[Connection], threads: int, group: Group) -> None:
+    def __init__(self, number: int, siblings: list[_End], threads: int, group: Group) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
+        self._requests, self._replies = SharedBytes(), SharedBytes()
         self._stack, self._where = os.fdopen(os.memfd_create("stack"), "r+b"), ""
         self._pulse, self._still, self._hung = 0, 0, False
-        arguments = (self._stack, theirs, [self.connection, *siblings], threads, group)
+        inherited = [self.connection, *siblings]
+        arguments = (self._stack, theirs, self._requests, self._replies, inherited, threads, group)
         self._process = context.Process(target=_start, args=arguments, daemon=True, name=f"worker {number}")
         self._process.start()
         theirs.close()
 
+    @property
+    def ends(self) -> list[_End]:
+        """What this process has open for the worker."""
+        return [self.connection, self._requests, self._replies]
+
     def send(self, request: bytes, awaited: set[_Worker]) -> None:
         self._still = 0
         awaited.add(self)
+        length = self._requests.write(request)
         with contextlib.suppress(OSError):  # a dead worker is found where its reply is missing
-            self.connection.send_bytes(request)
+            self.connection.send_bytes(str(length).encode())
 
     def receive(self, awaited: set[_Worker]) -> bytes | None:
         """The reply, or None if the worker is lost."""
         try:
-            return self.connection.recv_bytes()
+            return self._replies.read(int(self.connection.recv_bytes()))
         except (EOFError, OSError):
             return None
         finally:
@@ -134,7 +146,8 @@ class _Worker:
             self._process.kill()
 
     def end(self) -> None:
-        self.connection.close()
+        for end in self.ends:
+            end.close()
         self._process.join(1)
         self._process.kill()
         self._process.join()
@@ -184,7 +197,15 @@ def _pulse(pid: int) -> tuple[int, bool]:
     return ticks, active
 
 
-def _start(stack: IO[bytes], connection: Connection, inherited: list[Connection], threads: int, group: Group) -> None:
+def _start(
+    stack: IO[bytes],
+    connection: Connection,
+    requests: SharedBytes,
+    replies: SharedBytes,
+    inherited: list[_End],
+    threads: int,
+    group: Group,
+) -> None:
     """Serve, in a new thread if it takes several. This one, which forked, remembers a team of OpenMP threads that do
     not exist here, and would wait for them at its first parallel loop; a new thread starts a team of its own. With one
     thread there is no team, and only this thread keeps freed memory (`keep_memory`)."""
@@ -192,21 +213,22 @@ def _start(stack: IO[bytes], connection: Connection, inherited: list[Connection]
     faulthandler.register(signal.SIGUSR1, stack)
     for other in inherited:
         other.close()
+    arguments = (connection, requests, replies, threads, group)
     if threads == 1:
-        _serve(connection, threads, group)
-    thread = threading.Thread(target=_serve, args=(connection, threads, group))
+        _serve(*arguments)
+    thread = threading.Thread(target=_serve, args=arguments)
     thread.start()
     thread.join()
 
 
-def _serve(connection: Connection, threads: int, group: Group) -> None:
+def _serve(connection: Connection, requests: SharedBytes, replies: SharedBytes, threads: int, group: Group) -> None:
     """Answer requests until the parent closes the pipe or dies, which closes it too."""
     torch.set_num_threads(threads)
     if "torch._inductor.config" in sys.modules:  # the threads of the parent's compiler do not exist here either
         torch._inductor.config.compile_threads = 1
     while True:
         try:
-            request = connection.recv_bytes()
+            request = requests.read(int(connection.recv_bytes()))
         except (EOFError, OSError):
             os._exit(0)
         try:
@@ -217,7 +239,7 @@ def _serve(connection: Connection, threads: int, group: Group) -> None:
         except Exception as error:
             reply = pack(None, error=f"{type(error).__name__}: {error}")
         try:
-            connection.send_bytes(reply)
+            connection.send_bytes(str(replies.write(reply)).encode())
         except OSError:
             os._exit(0)
 

@@ -11,20 +11,20 @@ def shapes(plans):
 
 def test_the_fastest_of_each_kind_goes_on_trial_and_the_slow_ones_do_not():
     times = {(1, 1): 1.0, (1, 2): 0.9, (4, 1): 0.5, (4, 2): 0.4}
-    assert shapes(finalists(times, CREWS, clients=8, compile=False)) == [(4, 2, 1)]
-    assert shapes(finalists(times, CREWS[:2], clients=8, compile=False)) == [(4, 1, 2)]
+    assert shapes(finalists(times, CREWS, clients=8)) == [(4, 2, 1)]
+    assert shapes(finalists(times, CREWS[:2], clients=8)) == [(4, 1, 2)]
     near = {(1, 1): 1.0, (4, 1): 0.9}
-    assert shapes(finalists(near, [(1, 1), (2, 1)], clients=8, compile=False)) == [(4, 2, 1), (1, 2, 1)]
+    assert shapes(finalists(near, [(1, 1), (2, 1)], clients=8)) == [(4, 2, 1), (1, 2, 1)]
 
 
 def test_one_thread_is_enough_where_a_second_one_only_costs():
-    assert shapes(finalists({(4, 1): 1.0, (4, 2): 3.0}, CREWS[:2], clients=4, compile=False)) == [(4, 1, 1)]
+    assert shapes(finalists({(4, 1): 1.0, (4, 2): 3.0}, CREWS[:2], clients=4)) == [(4, 1, 1)]
 
 
 def test_a_chunk_that_leaves_a_remainder_pays_for_it():
     times = {(1, 1): 10.0, (4, 1): 1.0, (5, 1): 1.05}
-    assert finalists(times, CREWS[:1], clients=5, compile=False)[0][1].chunk == 5
-    assert finalists(times, CREWS[:1], clients=8, compile=False)[0][1].chunk == 4
+    assert finalists(times, CREWS[:1], clients=5)[0][1].chunk == 5
+    assert finalists(times, CREWS[:1], clients=8)[0][1].chunk == 4
 
 
 def test_chunks_to_time_reach_from_one_to_what_memory_allows():

@@ -17,7 +17,7 @@ from support.runs import TRAIN, fit, timeless
 from support.scenarios import linear
 
 PLAIN, COMPILED = Plan(2, 2, 1), Plan(2, 2, 1, True)
-KNOWN = Known(Timed(PLAIN, 0.10), PLAIN, Timed(COMPILED, 0.06, 4.0))
+KNOWN = Known(Timed(PLAIN, 0.10), (PLAIN, Plan(1, 2, 1)), Timed(COMPILED, 0.06, 4.0))
 ENGINE = cs.Simulator(device="cpu")
 
 
@@ -108,6 +108,12 @@ def test_an_entry_that_is_no_plan_is_none(file: Path, name: str, value: object) 
     content = json.loads(file.read_text())
     content["plans"]["a"]["plain"]["plan"][name] = value
     file.write_text(json.dumps(content))
+    assert plans.recall("a") is None
+
+
+def test_an_entry_without_plans_to_compile_is_none(file: Path) -> None:
+    plans = Remembered.default()
+    plans.remember("a", replace(KNOWN, candidates=()))
     assert plans.recall("a") is None
 
 

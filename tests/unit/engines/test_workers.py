@@ -18,7 +18,7 @@ from consilience.engines.workers import Pool, can_fork
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="workers are forked")
 CLIENTS = torch.arange(5)
-LARGE = torch.ones(300_000)  # more than a pipe holds
+LARGE = torch.ones(300_000)
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,43 @@ def test_worker_lost_twice_is_an_error_that_names_it(harm: str, words: str, capl
     assert ("in deadlock" in caplog.text) == (harm == "deadlocked")  # the stack says where
 
 
+def records_open(process: int | str) -> int:
+    """The pieces of shared memory that a process has open, mapped ones included."""
+    names = [os.readlink(file) for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink()]
+    maps = Path(f"/proc/{process}/maps").read_text()
+    return sum("memfd:records" in name for name in names) + maps.count("memfd:records")
+
+
+def test_lost_workers_leave_no_memory_behind(tmp_path: Path) -> None:
+    pool = Pool(2, 1, shares(first_time(tmp_path, HARM["killed"])))
+    pool.run(CLIENTS, LARGE, None, 3, True)
+    each = 2 * 3  # requests and replies: the file, the map's, the map
+    assert records_open("self") == 2 * each
+    assert [records_open(worker._process.pid or 0) for worker in pool._workers] == [each, each]
+    pool.close()
+    assert records_open("self") == 0
+
+
+def test_records_of_any_length_pass() -> None:
+    def group(ids: Tensor, message: Tree, states: Tree, round: int, limit: int | None) -> Share:
+        return Share(update=message, accepted=ids.tolist())
+
+    pool = Pool(2, 1, group)
+    for length in (1, 300_000, 2, 900_000, 0):
+        sent = torch.randn(length)
+        torch.testing.assert_close(pool.run(CLIENTS, sent, None, 3, True).update, 2 * sent)
+    pool.close()
+
+
+def test_memory_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        run(Pool(2, 1, shares()))
+
+
 def test_slow_workers_are_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
     def work() -> None:
         end = os.times().user + 0.6
@@ -106,7 +143,7 @@ def test_slow_workers_are_not_replaced(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_worker_that_waits_for_the_parent_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    """The second worker's reply is larger than the pipe while the parent waits for the first."""
+    """The second worker has replied while the parent waits for the first."""
 
     def group(ids: Tensor, message: Tree, states: Tree, round: int, limit: int | None) -> Share:
         if 0 in ids:
