@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import venv
 from pathlib import Path
 
@@ -117,12 +118,14 @@ class Program:
                 start_new_session=True,
             )  # fmt: skip
 
-    def asked(self, command):
+    def asked(self, command=""):
+        """The answer to a command; without one, the program's word that it is ready."""
         timer = threading.Timer(PATIENCE, self.process.kill)
         timer.start()
         try:
-            self.process.stdin.write(f"{command}\n")
-            self.process.stdin.flush()
+            if command:
+                self.process.stdin.write(f"{command}\n")
+                self.process.stdin.flush()
             answer = self.process.stdout.readline()
         except OSError:
             answer = ""
@@ -148,21 +151,47 @@ def accuracy(name, file, x, y):
         return float((module(x).argmax(1) == y).float().mean())
 
 
+def quiet():
+    """Wait, for a minute at most, until the machine idles for a second: a program that still sets up its library would
+    slow the others' first round, in which ours chooses a plan. Whether it does."""
+
+    def ticks():
+        numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return sum(numbers), numbers[3] + numbers[4]  # idle, or waiting for a disk
+
+    for _ in range(60):
+        before = ticks()
+        time.sleep(1)
+        total, idle = (b - a for a, b in zip(before, ticks(), strict=True))
+        if idle > 0.9 * total:
+            return True
+    return False
+
+
 def contest(name, commands, rounds, folder):
     """Seconds of every round by program, accuracies, and the reasons of those that failed."""
     place = folder / name
     test = job(name, rounds, place)
     crew, times, found, failed = {}, {}, {}, {}
+
+    def ask(who, command=""):
+        try:
+            return crew[who].asked(command)
+        except RuntimeError as error:
+            failed[who] = str(error)
+            crew.pop(who).end()
+
     for who, words in commands.items():
         crew[who] = Program([*words[:2], place, *words[2:]], folder / f"{name} {who}.log")
         times[who] = []
+    for who in list(crew):
+        ask(who)
+    if not quiet():
+        print(f"{name}: the machine is busy before the first round")
     for _ in range(rounds - 1):  # the last one would end the programs
         for who in list(crew):
-            try:
-                times[who].append(crew[who].asked("go")["seconds"])
-            except RuntimeError as error:
-                failed[who] = str(error)
-                crew.pop(who).end()
+            if answer := ask(who, "go"):
+                times[who].append(answer["seconds"])
     for who, program in crew.items():
         program.asked(f"weights {place / 'weights.npz'}")
         found[who] = accuracy(name, place / "weights.npz", *test)

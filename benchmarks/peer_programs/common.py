@@ -41,8 +41,8 @@ class Job:
 
 
 class Turns:
-    """Answers the benchmark: go (one round), weights (write them to a file), or the end of its input, where `close` is
-    called and the program ends.
+    """Says that the program is ready, and then answers the benchmark: go (one round), weights (write them to a file),
+    or the end of its input, where `close` is called and the program ends.
 
     Standard output is the benchmark's. What the library prints goes to standard error."""
 
@@ -50,6 +50,7 @@ class Turns:
         self.weights, self.close, self.begun = weights, close, 0.0
         self.out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
+        self.say(ready=True)
 
     def wait(self):
         while True:
