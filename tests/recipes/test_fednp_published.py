@@ -201,9 +201,9 @@ def test_every_option_changes_what_it_names(monkeypatch):
 
 def test_it_trains_a_resnet_with_batchnorm_as_one_client_after_another():
     torch.manual_seed(0)
-    x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
+    x, y = torch.randn(12, 3, 16, 16), torch.arange(12) % 3
     federation = cs.Federation.from_owner(cs.Dataset(x, y), torch.arange(12) % 2)
-    task = cs.Classification(resnet18((3, 8, 8), 3, width=2, norm="batch"), batch_norm="averaged")
+    task = cs.Classification(resnet18((3, 16, 16), 3, width=2, norm="batch"), batch_norm="averaged")
     method = PublishedFedNP(cs.SGD(lr=0.001, epochs=2, batch_size=3), latent=3, hidden=4)
     means = []
     for chunk in (1, 2):

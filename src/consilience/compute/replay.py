@@ -98,7 +98,7 @@ class Replay:
         graph, stream = torch.cuda.CUDAGraph(), self.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), _nothing_freed():
-            # Other threads may use the device meanwhile.
+            # The thread that writes a checkpoint may use the device meanwhile.
             pool = {} if self.pool is None else {"pool": self.pool}
             graph.capture_begin(**pool, capture_error_mode="thread_local")
             try:
