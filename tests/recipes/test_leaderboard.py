@@ -96,3 +96,8 @@ def _lines(method, accuracy, average=None):
     if average is not None:
         values |= {f"{metric}{MARGINAL}": 0.1 for metric in ("nll", "ece")} | {f"accuracy{MARGINAL}": average}
     return [{"federation": "hospitals", "method": method, "seed": 0, **values}]
+
+
+def test_a_method_is_named_in_a_plot_if_no_other_is_better_in_both():
+    costs = {"cheap": (1.0, 5.0), "good": (4.0, 1.0), "between": (2.0, 3.0), "worse": (2.0, 4.0), "same": (4.0, 1.0)}
+    assert leaderboard.unbeaten(costs) == ["cheap", "good", "between", "same"]

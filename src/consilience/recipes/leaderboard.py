@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,24 +174,31 @@ def _paired(values: Sequence[float], first: Sequence[float]) -> str:
 
 
 def figures(lines: Sequence[Line]) -> list[Panels]:
-    """Accuracy by megabytes and NLL by seconds, for every federation."""
+    """Accuracy by megabytes and NLL by seconds, for every federation. Named are FedAvg and the methods that no other
+    one beats in both."""
     found = []
     for arena in ARENAS:
         cells = {name: [_mean(values) for values in each] for name, each in table(lines, arena)}
-        plots = [("accuracy", "MB sent", 0, 4), ("nll", "seconds", 1, 5)]
-        panels = [
-            Panel(
-                f"{up} by {along}",
-                marks=[Mark(name, means[x], means[y], named=True) for name, means in cells.items() if means[x] > 0],
-                x_label=along,
-                log_x=True,
-                y_label=up,
-            )
-            for up, along, y, x in plots
-        ]
+        plots = [("accuracy", "MB sent", 0, 4, -1), ("nll", "seconds", 1, 5, 1)]
+        panels = []
+        for up, along, y, x, way in plots:
+            points = {name: (means[x], means[y]) for name, means in cells.items() if means[x] > 0}
+            costs = {name: (across, way * high) for name, (across, high) in points.items()}
+            named = {"FedAvg", *unbeaten(costs)}
+            marks = [Mark(name, *point, named=name in named) for name, point in points.items()]
+            panels.append(Panel(f"{up} by {along}", marks=marks, x_label=along, log_x=True, y_label=up))
         if cells:
             found.append(Panels(arena.title, "Means over seeds.", panels))
     return found
+
+
+def unbeaten(costs: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The names whose two costs no other one has as low, and one of them lower."""
+    return [
+        name
+        for name, (a, b) in costs.items()
+        if not any(x <= a and y <= b and (x, y) != (a, b) for x, y in costs.values())
+    ]
 
 
 def save_plots(drawn: Sequence[Panels], names: Sequence[str], out: Path) -> None:
