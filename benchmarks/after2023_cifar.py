@@ -25,7 +25,7 @@ import torch
 
 import consilience as cs
 from consilience.recipes.after2023_cifar import DATA, QUICK, Study, read_curve
-from crew import cell, gap, read_lines, side_by_side, stoppable
+from crew import cell, folder_of, gap, read_lines, side_by_side, stoppable
 
 METHODS = tuple(Study().methods("cifar10"))
 PLAIN = "FedAvg"
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def folder(self) -> str:
-        return "".join(c if c.isalnum() else "-" for c in self.key.lower())
+        return folder_of(self.key)
 
 
 def rows(options: argparse.Namespace) -> list[Row]:

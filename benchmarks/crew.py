@@ -89,6 +89,11 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # this process ends now, with the code of its own end
 
 
+def folder_of(key: str) -> str:
+    """A row's key as the name of a folder."""
+    return "".join(c if c.isalnum() else "-" for c in key.lower())
+
+
 def read_lines(path: str | Path | None) -> list[dict]:
     """The lines of JSON in a file, if there is one; other lines of a log are left out."""
     if path is None or not Path(path).exists():

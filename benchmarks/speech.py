@@ -29,7 +29,7 @@ from consilience.data.loaders.parquet import find_shards
 from consilience.data.loaders.speech import features
 from consilience.recipes import epgan_speech, fednp_speech
 from consilience.recipes.speech_setting import QUICK, WORST, Speech, worst_speaker
-from crew import cell, gap, read_lines, side_by_side, stoppable
+from crew import cell, folder_of, gap, read_lines, side_by_side, stoppable
 
 COLUMNS = ("audio", "text", "speaker_id")
 METRICS = ("wer", "cer", WORST, "ece", "brier", "sequence_error_rate", "nll")
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def folder(self) -> str:
-        return "".join(c if c.isalnum() else "-" for c in self.key.lower())
+        return folder_of(self.key)
 
 
 def rows(seeds: int) -> Iterator[Row]:
