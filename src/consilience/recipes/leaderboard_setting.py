@@ -48,8 +48,10 @@ class Arena:
 
     @property
     def engine(self) -> Simulator:
-        """One process: rows of the table run side by side."""
-        return Simulator(device=None if self.gpu else "cpu", chunk=self.cohort or 10, workers=1, threads=1)
+        """One process, and plain code on a GPU: rows of the table run side by side, where no timing tells what a round
+        takes alone."""
+        device, compile = (None, False) if self.gpu else ("cpu", None)
+        return Simulator(device=device, chunk=self.cohort or 10, workers=1, threads=1, compile=compile)
 
 
 def _writers(seed: int, quick: bool) -> Federation:
