@@ -76,6 +76,8 @@ def by_torch(chain, group, k, energy=None):
             if k >= live or step >= (chain.longest or 100):
                 continue
             real = int(batch.w[k].sum())
+            if chain.drop_last and step and real < chain.batch_size:
+                continue
             optimiser.zero_grad()
             loss = nn.functional.cross_entropy(module(batch.x[k, :real]), batch.y[k, :real])
             last += float(loss.detach()) * real

@@ -113,16 +113,18 @@ class Cohort:
         return sum(self._asked)
 
     def epoch(
-        self, number: int, size: int, *, copies: int = 1, longest: int | None = None
+        self, number: int, size: int, *, copies: int = 1, longest: int | None = None, drop_last: bool = False
     ) -> Iterator[tuple[int, Batch]]:
         """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients). The
-        last batch may be smaller. With `copies`, so many of every example are shuffled together; each is augmented
-        anew. The pass ends after `longest` batches."""
+        last batch may be smaller; `drop_last` leaves it out, unless it is the client's only one. With `copies`, so many
+        of every example are shuffled together; each is augmented anew. The pass ends after `longest` batches."""
         purpose, width = f"epoch {number}", copies * int(self._sizes[0])
         shuffle = keys.permutations(keys.fold(self._key, purpose), copies * self._n, width)
         if copies > 1:
             shuffle = shuffle % self._n.clamp_min(1).unsqueeze(1)
-        return self._batches(shuffle, size, purpose, self._take, self._augment, copies=copies, longest=longest)
+        return self._batches(
+            shuffle, size, purpose, self._take, self._augment, copies=copies, longest=longest, drop_last=drop_last
+        )
 
     def mean(
         self,
@@ -192,22 +194,26 @@ class Cohort:
         least: int = 0,
         copies: int = 1,
         longest: int | None = None,
+        drop_last: bool = False,
     ) -> Iterator[tuple[int, Batch]]:
         width = positions.shape[1]
         size = min(size, copies * self._largest)
-        steps = -(-width // size)
+        batches = -(-copies * self._sizes // size)
+        if drop_last:
+            batches = batches.minimum((copies * self._sizes // size).clamp_min(1))
+        steps = int(batches[0])
         real = torch.arange(width, device=self.device) < copies * self._n.unsqueeze(1)
         index = rows_at(self.federation.order, torch.where(real, positions, 0) + self._offsets.unsqueeze(1))
         weight = real.to(self.dtype)
         if self._static:  # compiled code needs one batch size: pad with copies of weight 0
             index, weight = (torch.nn.functional.pad(t, (0, steps * size - width)) for t in (index, weight))
         steps = steps if longest is None else min(steps, longest)
-        self._asked.append(int((-(-copies * self._sizes // size)).clamp_max(steps).sum()))
+        self._asked.append(int(batches.clamp_max(steps).sum()))
         key = keys.folds(self._key, [f"{purpose} {step}" for step in range(steps)])
         if self.federation.data.by_index:
             index = index.cpu()
         columns = [slice(step * size, (step + 1) * size) for step in range(steps)]
-        active = [int((copies * self._sizes > step * size).sum()) for step in range(steps)]
+        active = [int((batches > step).sum()) for step in range(steps)]
         held = self.federation.data.batches(index[:k, own] for k, own in zip(active, columns, strict=True))
         for step in range(steps):
             if self._steps_left is not None:

@@ -40,7 +40,9 @@ class Chain(ABC):
     mean over examples, so a prior on the scale of a client's n examples enters as its n-th root. Steps longer than 1/Λ
     diverge in a stiff prior, so g is divided by step · Λ where that exceeds 1 (diagonal or scalar Λ). A `schedule`
     changes the step size during the run. `longest` limits the batches of an epoch. With `mixed`, the examples of all
-    epochs are shuffled together: a round is one pass over `epochs` copies of every example, each augmented anew.
+    epochs are shuffled together: a round is one pass over `epochs` copies of every example, each augmented anew. A
+    pass ends with a smaller batch, whose step is as long as the others and noisier; with `drop_last` it ends before,
+    unless that batch is the client's only one.
     """
 
     ranges: ClassVar[Ranges] = {"lr": Range(1e-3, 1.0)}
@@ -51,6 +53,7 @@ class Chain(ABC):
     schedule: Schedule | None = None
     longest: Count | None = field(default=None, kw_only=True)
     mixed: bool = field(default=False, kw_only=True)
+    drop_last: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -125,8 +128,11 @@ class Chain(ABC):
 
     def batches(self, n: Tensor) -> Tensor:
         """The number of steps in a pass for clients with n examples."""
-        whole = (self.copies * n.double() / self.batch_size).ceil()
-        return whole.clamp_max(math.inf if self.longest is None else self.longest)
+        batches = self.copies * n.double() / self.batch_size
+        taken = batches.ceil()
+        if self.drop_last:
+            taken = taken.minimum(batches.floor().clamp_min(1))
+        return taken.clamp_max(math.inf if self.longest is None else self.longest)
 
     def steps(self, cohort: Cohort) -> Tensor:
         """The number of steps in a round, [K, 1]."""
@@ -201,7 +207,9 @@ class Chain(ABC):
         for epoch in range(self.passes):
             loss.zero_()
             seen.zero_()
-            batches = cohort.epoch(first + epoch, self.batch_size, copies=self.copies, longest=self.longest)
+            batches = cohort.epoch(
+                first + epoch, self.batch_size, copies=self.copies, longest=self.longest, drop_last=self.drop_last
+            )
             for step, (k, batch) in enumerate(batches):
                 now = theta[:k]
                 tag = f"chain {first + epoch} {step}"

@@ -151,6 +151,30 @@ def test_an_epoch_ends_after_the_longest():
     assert torch.equal(far, free)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_last_smaller_batch_is_left_out_if_it_is_not_the_only_one(kind):
+    task, group = world()
+    chain = kind(lr=0.01, batch_size=5, epochs=2, drop_last=True)
+    kept = [max(1, n // 5) for n in SIZES]
+    assert any(n % 5 and n > 5 for n in SIZES)
+    assert min(SIZES) < 5
+    assert chain.steps(group)[:, 0].tolist() == [2 * n for n in kept]
+    seen = watched(chain, task, group)
+    assert [len(now) for _, now in seen] == 2 * [sum(n > step for n in kept) for step in range(max(kept))]
+    torch.testing.assert_close(chain(task, task.initial(), group), one_by_one(chain, task, group), **EXACT)
+    if kind not in (SGLD, SGHMC):
+        for k in range(len(SIZES)):
+            last = chain(task, task.initial(), group)[k]
+            torch.testing.assert_close(last, by_torch(chain, group, k)[0][-1], **EXACT)
+
+
+def test_with_mixed_epochs_one_batch_is_left_out_in_all():
+    task, group = world()
+    mixed = SGD(batch_size=5, epochs=3, mixed=True, drop_last=True)
+    assert mixed.steps(group)[:, 0].tolist() == [max(1, 3 * n // 5) for n in SIZES]
+    torch.testing.assert_close(mixed(task, task.initial(), group), one_by_one(mixed, task, group), **EXACT)
+
+
 def test_look_sees_every_step_and_may_change_it():
     task, group = world()
     chain = SGD(lr=0.1, batch_size=5, epochs=2)
