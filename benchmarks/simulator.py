@@ -65,14 +65,15 @@ def workload(name):
 
 
 def images(data, examples):
-    """(Fashion-)MNIST where it is at hand, else noise of the same shape: speed does not depend on what is in the
+    """Pictures where they are at hand, else noise of the same shape: speed does not depend on what is in the
     pictures."""
     try:
         whole = cs.load(data).train
         return whole if len(whole) == examples else whole[:examples]
     except DataError:
         made = torch.Generator().manual_seed(0)
-        x = torch.randint(256, (examples, 1, 28, 28), generator=made, dtype=torch.uint8)
+        shape = (3, 32, 32) if data == "cifar10" else (1, 28, 28)
+        x = torch.randint(256, (examples, *shape), generator=made, dtype=torch.uint8)
         scale = torch.full((1, 1, 1), 1 / 255)
         return cs.Dataset(x, torch.randint(10, (examples,), generator=made), scale=scale, name="noise")
 

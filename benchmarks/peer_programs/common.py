@@ -16,10 +16,11 @@ import numpy as np
 
 @dataclass
 class Job:
-    """`x` [N, 1, 28, 28] float32, `y` [N] and `order` [clients, examples]: the rows of every client. `initial` are the
-    weights in PyTorch's order, `cohorts` the clients of every round."""
+    """`x` [N, C, H, W] float32, `y` [N] and `order` [clients, examples]: the rows of every client. `initial` are the
+    weights in PyTorch's order, `cohorts` the clients of every round. `device` is cpu or cuda."""
 
     name: str
+    device: str
     lr: float
     batch_size: int
     x: np.ndarray

@@ -1,4 +1,4 @@
-"""The loop that one writes by hand, with all threads."""
+"""The loop that one writes by hand, with all threads; on a GPU, with all data there."""
 
 import sys
 
@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 def main():
     job = Job.of(sys.argv[1])
-    module = networks.load(networks.network(job.name), job.initial)
-    x, y = torch.from_numpy(job.x), torch.from_numpy(job.y)
+    module = networks.load(networks.network(job.name), job.initial).to(job.device)
+    x, y, order = (torch.from_numpy(array).to(job.device) for array in (job.x, job.y, job.order))
     turns = Turns(lambda: networks.weights(module))
     turns.wait()
     for cohort in job.cohorts:
@@ -21,8 +21,8 @@ def main():
             for p, start in zip(module.parameters(), before, strict=True):
                 p.data.copy_(start)
             optimizer = torch.optim.SGD(module.parameters(), job.lr)
-            rows = torch.from_numpy(job.order[client])
-            for batch in rows[torch.randperm(len(rows))].split(job.batch_size):
+            rows = order[client]
+            for batch in rows[torch.randperm(len(rows), device=job.device)].split(job.batch_size):
                 optimizer.zero_grad()
                 cross_entropy(module(x[batch]), y[batch]).backward()
                 optimizer.step()
@@ -30,6 +30,7 @@ def main():
                 t += p.detach() / len(cohort)
         for p, t in zip(module.parameters(), total, strict=True):
             p.data.copy_(t)
+        networks.finish(job.device)
         turns.done()
 
 

@@ -1,4 +1,4 @@
-"""The networks of W1 to W4 as plain PyTorch modules."""
+"""The networks of W1 to W5 as plain PyTorch modules."""
 
 import torch
 from torch import nn
@@ -14,6 +14,11 @@ def network(name):
         )  # fmt: skip
     if name == "W3":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    if name == "W5":
+        return nn.Sequential(
+            nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(12544, 128), nn.ReLU(), nn.Linear(128, 10),
+        )  # fmt: skip
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
@@ -29,4 +34,10 @@ def load(module, weights):
 
 
 def weights(module):
-    return [parameter.detach().numpy() for parameter in module.parameters()]
+    return [parameter.detach().cpu().numpy() for parameter in module.parameters()]
+
+
+def finish(device):
+    """Wait until a GPU has done what it was asked for."""
+    if device == "cuda":
+        torch.cuda.synchronize()

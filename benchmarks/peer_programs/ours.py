@@ -1,4 +1,4 @@
-"""Consilience with default settings, as a user calls it; with `--compile`, compiled."""
+"""Consilience with default settings, as a user calls it; with `--compile`, compiled; with `--bf16`, in bfloat16."""
 
 import sys
 
@@ -16,7 +16,11 @@ def main():
     owner = torch.empty(len(data), dtype=torch.int64)
     owner[torch.tensor(job.order).flatten()] = torch.arange(len(job.order)).repeat_interleave(job.order.shape[1])
     federation = cs.Federation.from_owner(data, owner)
-    engine = cs.Simulator(device="cpu", compile=True if "--compile" in sys.argv else None)
+    how = {
+        "compile": True if "--compile" in sys.argv else None,
+        "precision": "bf16" if "--bf16" in sys.argv else "float32",
+    }
+    engine = cs.Simulator(device=job.device, **how)
     runs = []
     turns = Turns(lambda: networks.weights(runs[-1].model.cpu()))
 
@@ -24,6 +28,7 @@ def main():
         if not runs:
             print(run.plan, file=sys.stderr)
         runs[:] = [run]
+        networks.finish(job.device)
         turns.done()
 
     turns.wait()

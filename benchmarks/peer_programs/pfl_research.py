@@ -1,16 +1,19 @@
-"""pfl-research's simulation in two processes, as its distributed runs are."""
+"""pfl-research's simulation: on a CPU in two processes, as its distributed runs are, on a GPU in one."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 PROCESSES = 2
+DEVICE = json.loads((Path(sys.argv[1]) / "job.json").read_text())["device"]
 
 
 def other_processes():
     """Start them once, from the first."""
-    if "RANK" in os.environ:
+    if DEVICE == "cuda" or "RANK" in os.environ:
         return
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -67,14 +70,21 @@ class Alternate(TrainingProcessCallback):
     def on_train_begin(self, *, model):
         if self.turns is not None:
             self.turns.wait()
-        torch.distributed.barrier()
+        together()
         return Metrics()
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        networks.finish(DEVICE)
         if self.turns is not None:
             self.turns.done()
-        torch.distributed.barrier()
+        together()
         return False, Metrics()
+
+
+def together():
+    """Wait for the other processes, if there are any."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
 
 
 def main():
@@ -85,14 +95,14 @@ def main():
 
     def dataset(client):
         if client not in made:
-            x, y = job.client(client)
-            made[client] = PyTorchTensorDataset((torch.from_numpy(x), torch.from_numpy(y)))
+            tensors = (torch.from_numpy(array).to(DEVICE) for array in job.client(client))
+            made[client] = PyTorchTensorDataset(tuple(tensors))
         return made[client]
 
     upcoming = iter(job.cohorts.reshape(-1).tolist())
     federated = FederatedDataset(dataset, lambda: next(upcoming))
     model = PyTorchModel(Network(module), torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
-    turns = Turns(lambda: networks.weights(module)) if os.environ["RANK"] == "0" else None
+    turns = Turns(lambda: networks.weights(module)) if os.environ.get("RANK", "0") == "0" else None
     cohort = job.cohorts.shape[1]
     FederatedAveraging().run(
         NNAlgorithmParams(len(job.cohorts), evaluation_frequency=10**9, train_cohort_size=cohort, val_cohort_size=0),

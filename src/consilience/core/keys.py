@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _LARGE = 1 << 16
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
@@ -34,18 +34,27 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 def mix(x: Tensor) -> Tensor:
     """The finaliser of SplitMix64: a bijection of 64-bit integers with pseudo-random output."""
     x = x + _signed(_GOLDEN)
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    x = (x ^ _shift(x, 30)) * _signed(_FIRST)
+    x = (x ^ _shift(x, 27)) * _signed(_SECOND)
     return x ^ _shift(x, 31)
+
+
+def _mixed(x: int) -> int:
+    """`mix` of one number, which takes Python a microsecond and torch fifty."""
+    x = x + _GOLDEN & _MASK
+    x = (x ^ x >> 30) * _FIRST & _MASK
+    x = (x ^ x >> 27) * _SECOND & _MASK
+    return x ^ x >> 31
 
 
 def key(seed: int, *, purpose: str, round: int = 0, client: int | Tensor = 0) -> Tensor:
     """The key of a purpose; a tensor of clients gives a tensor of keys."""
-    parts = (_signed(seed), word(purpose), round, client)
-    result = torch.zeros((), dtype=torch.int64)
-    for part in parts:
-        result = mix(result ^ mix(torch.as_tensor(part, dtype=torch.int64)))
-    return result
+    result = 0
+    for part in (seed, word(purpose), round):
+        result = _mixed(result ^ _mixed(part & _MASK))
+    if isinstance(client, Tensor):
+        return mix(mix(client.to(torch.int64)) ^ _signed(result))
+    return torch.tensor(_signed(_mixed(result ^ _mixed(client & _MASK))))
 
 
 def word(purpose: str) -> int:

@@ -101,12 +101,13 @@ def compute(
     with guards.watch() as counts:
         update, new_states = work_of(algorithm, task, message, states, cohort)
     up, accepted, n = nbytes(update), cohort.ids.tolist(), cohort.n
-    notes = _on_host(cohort.notes, len(cohort))
     total = _sum(update)
+    finite = _finite((total, _sum(new_states)))
+    notes, counts, finite = _on_host((_by_client(cohort.notes, len(cohort)), counts, finite))
     rejected: dict[int, str] = {}
     if encoding is not None:
         rejected = {accepted[row]: reason for row, reason in encoding.beyond(update).items()}
-    if not _finite((total, _sum(new_states))):
+    if not finite:
         rejected |= _not_finite(update, new_states, cohort)
     if rejected:
         kept = torch.tensor([i for i, c in enumerate(accepted) if c not in rejected], dtype=torch.int64)
@@ -117,9 +118,10 @@ def compute(
     if encoding is not None:
         total = _sum(encoding.encode(update))
     measures = algorithm.measures(message, states, update, n=n, round_size=cohort.round_size, examples=cohort.examples)
-    acted = {key: int(value) for key, value in counts.items() if int(value)}
+    measures = _on_host(_by_client(measures, len(accepted)))
+    acted = {key: int(value) for key, value in counts.items() if value}
     fused = total if algorithm.additive else update
-    return Share(fused, to(new_states, keep), accepted, rejected, notes, _on_host(measures, len(accepted)), acted, up)
+    return Share(fused, to(new_states, keep), accepted, rejected, notes, measures, acted, up)
 
 
 def work_of(algorithm: Algorithm, task: Task, message: Tree, states: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
@@ -141,9 +143,17 @@ def _sum(rows: Tree) -> Tree:
     return tree_map(lambda leaf: leaf.sum(0), rows)
 
 
-def _on_host(numbers: dict[str, Tensor], clients: int) -> dict[str, Tensor]:
+def _by_client(numbers: dict[str, Tensor], clients: int) -> dict[str, Tensor]:
     """One number for each of the clients, [K]."""
-    return {name: values.detach().reshape(clients).cpu() for name, values in numbers.items()}
+    return {name: values.detach().reshape(clients) for name, values in numbers.items()}
+
+
+def _on_host(numbers: Tree) -> Tree:
+    """Small tensors on the host, which waits for the device once."""
+    near = tree_map(lambda leaf: leaf.to("cpu", non_blocking=True), numbers)
+    if any(leaf.device.type != "cpu" for _, leaf in leaves(numbers)):
+        torch.accelerator.synchronize()
+    return near
 
 
 def refused_clients(algorithm: Algorithm, server: Tree, share: Share) -> dict[int, str]:
@@ -179,10 +189,10 @@ def in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition('. ')[0].rstrip('.')}"
 
 
-def _finite(sums: Tree) -> bool:
-    """Whether sums over clients are finite. If they are, so is every client's term."""
+def _finite(sums: Tree) -> Tensor:
+    """Whether sums over clients are finite, a number on their device. If they are, so is every client's term."""
     flags = [leaf.isfinite().all() for _, leaf in leaves(sums)]
-    return not flags or bool(torch.stack(flags).all())
+    return torch.stack(flags).all() if flags else torch.tensor(True)
 
 
 def _not_finite(update: Tree, states: Tree, cohort: Cohort) -> dict[int, str]:
