@@ -441,6 +441,7 @@ def test_a_single_layer_can_have_a_stronger_prior_and_unknown_ones_are_named():
         replace(method, layers=(("critic", 0.0),)).factors(task)
 
 
+@pytest.mark.slow
 def test_sites_of_chains_that_draw_from_gaussians_multiply_to_their_known_product():
     """Chains of independent draws from N(m_k, s_k): p₀ times the sites is the Gaussian that one computes by hand."""
     method, steps, clients = sampled(shrinkage=0.0, history=False), 20_000, 2

@@ -52,6 +52,7 @@ def learn(method, task, federation, **options):
     return cs.fit(method, task, federation, **{"rounds": 1, "engine": ENGINE, "progress": False} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "orthogonal"), [(FedFisher, True), (FedFisherKFAC, True), (FedFisherKFAC, False)])
 def test_of_quadratic_losses_one_round_is_the_pooled_minimiser(kind, orthogonal):
     task, federation, pooled = regression(orthogonal)

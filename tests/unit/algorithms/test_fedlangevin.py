@@ -92,6 +92,7 @@ def test_one_step_a_round_samples_the_pooled_posterior_as_langevin_dynamics_does
     assert float(along.mean(0).abs().max()) < 0.05
 
 
+@pytest.mark.slow
 def test_control_variates_keep_several_steps_at_the_posterior():
     drifting, corrected = (
         moments(whitened(FedLangevin(sampler(0.1, epochs=8), prior=PRIOR, variates=variates)))

@@ -103,6 +103,7 @@ def gaussian_classes(count=20000):
     return cs.Dataset(x, y)
 
 
+@pytest.mark.slow
 def test_of_gaussian_classes_with_one_covariance_the_head_becomes_the_linear_discriminant():
     """In closed form: the loss under N(m_c, Σ) is least at W = m Σ⁻¹, b = log π − ½ mᵀΣ⁻¹m."""
     data = gaussian_classes()

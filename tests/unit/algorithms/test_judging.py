@@ -201,6 +201,7 @@ def test_without_the_hostile_client_the_round_is_the_same(eta, lam):
     torch.testing.assert_close(servers[0].eta, servers[1].eta, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_after_an_attack_fedep_still_finds_the_exact_posterior():
     task, federation = linear(SIZES, names=None)
     honest, attacked = (
@@ -229,6 +230,7 @@ def test_surprising_factors_are_left_out_where_a_bound_is_given():
     assert "the distance of its tilted mean" in left_out[0]["reason"]
 
 
+@pytest.mark.slow
 def test_where_all_have_converged_rounding_is_not_surprising():
     task, federation = linear(SIZES, names=None)
     method = cs.FedEP(NEWTON, prior=0.7, max_surprise=20.0)

@@ -72,6 +72,7 @@ def test_one_round_finds_the_joint_posterior_of_a_linear_gaussian_hierarchy(worl
     assert_moments(run.newcomer(), mean[:P], covariance[:P, :P] + torch.diag(tau2))
 
 
+@pytest.mark.slow
 def test_cautious_damping_comes_to_the_same_posteriors(world):
     run, (mean, covariance) = fit(replace(FIXED, damping=None), world, 300), joint(world[1], torch.full((P,), 0.25))
     assert_moments(run.posterior, mean[:P].double(), covariance[:P, :P].double())
@@ -102,6 +103,7 @@ def test_the_statistics_are_the_gradient_of_the_evidence(world):
     torch.testing.assert_close(found, exact.sum(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_learned_width_maximises_the_evidence(world):
     run = fit(replace(FIXED, learn=True, settle=1, strength=0.0), world, 200)
     best = run.server.tau2.expand(P)

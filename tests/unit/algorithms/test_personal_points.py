@@ -55,6 +55,7 @@ def joint_minimum(federation):
     return found[:3], found[3:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -108,6 +109,7 @@ def test_fedrep_trains_the_head_first_and_then_the_body(world):
     torch.testing.assert_close(own(run)[:, HEAD], w[:, HEAD])
 
 
+@pytest.mark.slow
 def test_ditto_finds_the_minimum_near_the_global_model(world):
     run = fit(Ditto(FULL, lam=0.7), world, 600)
     H, b = quadratics(world[1])
@@ -129,6 +131,7 @@ def test_a_strong_bond_keeps_ditto_at_the_global_model(world):
     torch.testing.assert_close(own(run), run.posterior.mean.expand(K, -1), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_pfedme_minimises_the_mean_of_the_moreau_envelopes(world):
     lam = 2.0
     train = cs.SGD(lr=0.2, epochs=40, batch_size=100)

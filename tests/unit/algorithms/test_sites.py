@@ -155,6 +155,7 @@ def test_fedlap_finds_the_minimum_under_the_prior():
     torch.testing.assert_close(run.posterior.mean, exact.mean, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fedlap_cov_finds_it_too_whatever_its_curvatures_are():
     infer = cs.inference.Laplace(DESCENT, kappa=1.0, s0=0.01, epochs=1, clip=False)
     run = fit(FedLapCov(infer, prior=PRIOR, max_move=None, max_precision=None), rounds=200, debug=False)

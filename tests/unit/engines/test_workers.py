@@ -132,6 +132,7 @@ def test_memory_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         run(Pool(2, 1, shares()))
 
 
+@pytest.mark.slow
 def test_slow_workers_are_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
     def work() -> None:
         end = os.times().user + 0.6
@@ -142,6 +143,7 @@ def test_slow_workers_are_not_replaced(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_worker_that_waits_for_the_parent_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """The second worker has replied while the parent waits for the first."""
 

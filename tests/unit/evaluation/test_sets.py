@@ -243,6 +243,7 @@ def test_intervals_of_numbers_cover_though_the_noise_is_wrong():
     assert low < high
 
 
+@pytest.mark.slow
 def test_training_examples_of_an_overfitted_network_undercover():
     """Why calibration examples must be held out."""
     made = torch.Generator().manual_seed(0)

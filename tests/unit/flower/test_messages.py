@@ -108,6 +108,7 @@ def test_an_invalid_message_is_rejected_with_a_sentence(content, message):
         decode(content, TrainRequest)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(value=st.text(max_size=20) | st.lists(st.none() | st.floats(), max_size=3).map(json.dumps))
 def test_no_text_breaks_the_decoder(value):

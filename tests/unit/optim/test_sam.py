@@ -73,6 +73,7 @@ def test_running_averages_of_batchnorm_do_not_shorten_the_way_uphill():
         torch.testing.assert_close(one, other, **EXACT)
 
 
+@pytest.mark.slow
 def test_control_variates_correct_it():
     """FedGAMMA finds the minimum of the mean, where FedSAM drifts to the clients' own."""
     task, federation = linear(sizes=(8, 8, 8, 8), names=None, spread=2.0)

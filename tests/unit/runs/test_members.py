@@ -54,6 +54,7 @@ def test_a_client_that_joins_late_was_always_there_in_the_conjugate_case(world, 
     assert_same(late.personal("Basel"), run.personal("Basel"))
 
 
+@pytest.mark.slow
 @both
 def test_a_client_that_joins_learns_without_damping(world, method):
     """It learns alone: with damping, most of its factor would still be that of no data."""
@@ -69,6 +70,7 @@ def test_forgetting_and_joining_again_changes_nothing(world):
     assert_same(run.forget("Bern").join("Bern", world[1].client("Bern")).posterior, run.posterior)
 
 
+@pytest.mark.slow
 def test_rounds_after_forgetting_come_to_the_run_that_never_had_the_client(world):
     """Sites of Identity are not exact, so the others' factors have traces of the client that was forgotten."""
     run, never = fit(IDENTITY, world, 60), fit(IDENTITY, (world[0], others(world[1], "Basel")), 60)

@@ -111,6 +111,7 @@ def test_validation_data_may_be_given(kind: str) -> None:
     assert given.best_round == fit(METHODS["FedAvg"], task, federation, **OPTIONS).best_round
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("memory", [1 << 30, 0], ids=["states in memory", "states in files"])
 def test_a_run_that_is_cut_anywhere_ends_as_if_it_had_not_been(tmp_path: Path, method: str, memory: int) -> None:
@@ -143,6 +144,7 @@ def test_a_stopped_run_that_is_resumed_is_read_and_not_run(tmp_path: Path) -> No
     assert {name for name in after if before[name] != after[name]} <= {str(tmp_path / "run.json")}
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_from_the_last_round_and_not_from_the_best(tmp_path: Path) -> None:
     task, federation = overfitting()
     options = {**OPTIONS, "patience": None}

@@ -81,6 +81,7 @@ def rare_words(clients: int = 20, words: int = 12) -> tuple[cs.Federation, cs.Da
     return cs.Federation.from_owner(data, owner), data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("infer", [cs.inference.Laplace, cs.inference.NGVI], ids=lambda kind: kind.letter)
 def test_learned_precisions_do_not_collapse_under_adagrad(infer: type[cs.inference.Laplace]) -> None:
     """With normalisers of their own for η and Λ, the mean of words that a round's clients do not use explodes."""

@@ -341,6 +341,7 @@ def two_classes():
     return Setting(task, train, test)
 
 
+@pytest.mark.slow
 def test_differences_to_local_only_have_an_interval_at_each_client(tmp_path):
     methods = {"FedAvg": cs.FedAvg(TRAIN), "Alone": cs.LocalOnly(TRAIN)}
     options = {**OPTIONS, "cohort": 3, "intervals": 0.9, "rounds": 5}

@@ -38,6 +38,7 @@ def fitted(request) -> tuple[Run, dict]:
     return stratified(sites, cs.Cox(zeros(sites.data.x.shape[1]))), REFERENCE[request.param]
 
 
+@pytest.mark.slow
 def test_sites_together_find_the_coefficients_and_errors_of_the_pooled_stratified_fit(fitted) -> None:
     run, reference = fitted
     found = run.coefficients(exp=False)
@@ -181,6 +182,7 @@ def intervals(request):
     return request.param, *hazards(request.param)
 
 
+@pytest.mark.slow
 def test_sites_with_one_baseline_find_the_binary_regression_on_the_pooled_person_period_table(intervals) -> None:
     """At its maximum the score of a binary regression is 0, and the posterior's precision is its information."""
     link, run, rows, events = intervals
