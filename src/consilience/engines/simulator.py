@@ -253,8 +253,8 @@ class Simulation(Session):
 
     @contextmanager
     def cores_for_workers(self) -> Iterator[None]:
-        """One thread here while workers have the cores, and shortly before: more would wait for each other at every copy
-        of a state, and after every parallel operation they keep a core busy for some milliseconds."""
+        """One thread here while workers have the cores, and shortly before. More threads would wait for each other at
+        every copy of a state, and after a parallel operation they keep a core busy for some milliseconds."""
         before = torch.get_num_threads()
         if self._pool is not None:
             torch.set_num_threads(1)
