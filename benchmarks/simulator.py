@@ -129,7 +129,8 @@ class Ours:
         if self.session.plan is None:
             self.session.settle(self.server, self.states, ids, number)
         share = self.session.round(self.server, self.states, ids, number).share
-        self.server = self.algorithm.fuse(self.server, share.update)
+        with self.session.cores_for_workers():
+            self.server = self.algorithm.fuse(self.server, share.update)
 
     def vector(self):
         return self.server.model.theta

@@ -6,16 +6,25 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from consilience.compute.passes import Pass, handles, in_cohort
+from consilience.compute.passes import Pass, differentiated_around, handles, in_cohort
 from consilience.compute.randomness import dropped
 
 
 @handles(F.linear)
 def linear(run: Pass, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One product of all rows: with weights of several clients, further axes of x would copy the weights."""
-    if x.dim() <= 2 or not in_cohort(x, weight):
+    """One product of all rows: with weights of several clients, further axes of x would copy the weights. Where the
+    gradient is taken around the cohort, weights are the first factor, so that their gradient has the layout of θ: to
+    transpose it takes longer than the product."""
+    around = in_cohort(weight) and differentiated_around(weight)
+    if not around and (x.dim() <= 2 or not in_cohort(x, weight)):
         return F.linear(x, weight, bias)
-    return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).reshape(*x.shape[:-1], -1)
+    rows = x.reshape(-1, x.shape[-1])
+    if around:
+        out = (weight @ rows.mT).mT
+        out = out if bias is None else out + bias
+    else:
+        out = F.linear(rows, weight, bias)
+    return out.reshape(*x.shape[:-1], -1)
 
 
 @handles(torch.matmul, Tensor.__matmul__)

@@ -88,3 +88,14 @@ def _below(tensor: Tensor, holds: Callable[[Tensor], bool]) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
+
+
+def differentiated_around(tensor: Tensor) -> bool:
+    """Whether a tensor of a cohort is part of a graph of plain autograd, which takes the gradients of all clients at
+    once. Compiled code chooses layouts itself."""
+    if torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.requires_grad

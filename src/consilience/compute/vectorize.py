@@ -102,15 +102,12 @@ class Cohorts:
 
     def __call__(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
         """Own arguments have the client axis, shared ones do not."""
-        k = len(tree_leaves(own)[0])
+        k = len(own[0] if isinstance(own[0], Tensor) else tree_leaves(own[0])[0])
         with torch.no_grad():
             if k > 1:
                 return self._many(k, own, shared)
             single = rows(own, 0)
-            if self.differentiate and not self.execution.compiled:
-                result = _gradients(self._one(self.model))(*single, *shared)
-            else:
-                result = self._run(1, single, shared)
+            result = self._run(1, single, shared)
             return tree_map(lambda leaf: leaf.unsqueeze(0), result)
 
     def _many(self, k: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> Any:
@@ -156,8 +153,14 @@ class Cohorts:
         return result
 
     def _plain(self, size: int, owns: int) -> Callable[..., Any]:
+        """Code without the compiler. Its gradients are taken around `vmap`, where plain autograd computes those of all
+        clients at once. The compiler gets both from one function, and is compared with it."""
         run = self._one(self.model)
-        return _mapped(grad_and_value(run) if self.differentiate else run, size, owns)
+        if not self.differentiate:
+            return _mapped(run, size, owns)
+        if self.execution.compiled:
+            return _mapped(grad_and_value(run), size, owns)
+        return _gradients(_mapped(run, size, owns))
 
     def _one(self, model: Prepared) -> Callable[..., Any]:
         fn = self.fn

@@ -21,5 +21,5 @@ class Batch:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of values [B, ...] over one client's examples; padding has weight 0."""
-        weight = self.w.view(-1, *[1] * (values.dim() - 1))
-        return (values * weight).sum(0) / self.w.sum().clamp_min(1e-12)
+        share = self.w / self.w.sum().clamp_min(1e-12)
+        return (values * share.view(-1, *[1] * (values.dim() - 1))).sum(0)

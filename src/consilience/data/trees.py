@@ -125,6 +125,8 @@ def rows_at(table: Tensor, index: Tensor) -> Tensor:
 def batch_of(tree: Tree, index: Tensor, width: Widths | None = None, name: str = "x") -> Tree:
     """The rows `index` of every entry as tensors. A Ragged entry is padded, to its width if there is one, and followed
     by its mask and lengths."""
+    if isinstance(tree, Tensor):
+        return rows_at(tree, index)
     made = {where: _rows(part, index, (width or {}).get(where)) for where, part in entries(tree, name)}
     if isinstance(tree, dict):
         each = zip(tree, made.values(), strict=True)

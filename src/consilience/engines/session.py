@@ -1,7 +1,7 @@
 """The contract between the round loop and an engine."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -74,6 +74,11 @@ class Session(ABC):
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
         """Compute the clients `ids`, and commit the new states of those whose updates were accepted. At real sites
         clients may join first: then `federation` has them."""
+
+    def cores_for_workers(self) -> AbstractContextManager[None]:
+        """Open while this process computes a little between two rounds: it leaves the cores to workers, if it has
+        any."""
+        return nullcontext()
 
     @abstractmethod
     def statistics(self, theta: Tensor) -> Sums | None:

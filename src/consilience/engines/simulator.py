@@ -190,7 +190,7 @@ class Simulation(Session):
         @contextmanager
         def trial(plan: Plan) -> Iterator[Callable[[Tensor, Tree, Tree, int], Share]]:
             self._start(plan)
-            with self._cores_for_workers():
+            with self.cores_for_workers():
                 yield lambda ids, message, kept, limit: self._everyone(ids, message, kept, round, limit)
             self.close()
 
@@ -210,7 +210,7 @@ class Simulation(Session):
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
         ids = self._longest_first(ids)  # dealt out in turn, so that all ranks have about as much to do
         message = self._algorithm.message(server, ids)
-        with self._cores_for_workers():
+        with self.cores_for_workers():
             share = self._judged(server, message, states, ids, round)
             states.commit(torch.tensor(share.kept, dtype=torch.int64), share.states, round)
             share = replace(share, states=None)
@@ -252,8 +252,9 @@ class Simulation(Session):
         return estimate(ask)
 
     @contextmanager
-    def _cores_for_workers(self) -> Iterator[None]:
-        """One thread here while workers have the cores: more would wait for each other at every copy of a state."""
+    def cores_for_workers(self) -> Iterator[None]:
+        """One thread here while workers have the cores, and shortly before. More threads would wait for each other at
+        every copy of a state, and after a parallel operation they keep a core busy for some milliseconds."""
         before = torch.get_num_threads()
         if self._pool is not None:
             torch.set_num_threads(1)

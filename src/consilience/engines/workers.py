@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import json
 import logging
 import multiprocessing
@@ -213,6 +214,7 @@ def _start(
     faulthandler.register(signal.SIGUSR1, stack)
     for other in inherited:
         other.close()
+    gc.freeze()  # what was inherited stays: to look through it for garbage takes time, and copies its pages
     arguments = (connection, requests, replies, threads, group)
     if threads == 1:
         _serve(*arguments)

@@ -217,8 +217,9 @@ class Chain(ABC):
                 lr = self.step_size(cohort, epoch, step, k)
                 moves = [mover for mover in movers if step % mover.turn.every == 0]
                 values = [mover(now, batch, own, shared, cohort.n[:k], noise, lr) for mover in moves]
-                loss[:k] += values[0] * batch.w.sum(1)
-                seen[:k] += batch.w.sum(1)
+                examples = batch.w.sum(1)
+                loss[:k].addcmul_(values[0], examples)
+                seen[:k].add_(examples)
                 if look is not None:
                     taken[:k] += 1
                     look(taken[:k], now)

@@ -137,7 +137,7 @@ class Rounds:
     def _fused(self, share: Share, number: int) -> Share:
         """Update the server; the share with the guards that acted meanwhile."""
         run = self.run
-        with guards.watch() as acted:
+        with guards.watch() as acted, self.session.cores_for_workers():
             fused = run.algorithm.fuse(run.server, share.update)
             key = keys.key(self.settings.seed, purpose="server", round=number)
             run.server = run.algorithm.advance(run.task, fused, key.to(run.task.device))

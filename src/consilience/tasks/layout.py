@@ -43,8 +43,10 @@ class Part:
         mine = theta if self.size == len(theta) else theta[self.slice]
         flat = mine.split_with_sizes(self.sizes) if self.sizes else ()
         tensors: dict[str, Tensor] = {
-            name: part.view(shape).to(dtype) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
+            name: part.view(shape) for name, part, shape in zip(self.names, flat, self.shapes, strict=True)
         }
+        if theta.dtype != dtype:
+            tensors = {name: part.to(dtype) for name, part in tensors.items()}
         tensors |= {name: p.to(dtype) for name, p in self.frozen.items()}
         tensors |= {name: (self.frozen[name] + offset).to(dtype) for name, offset in self.offsets.items()}
         return tensors

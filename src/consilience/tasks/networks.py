@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from consilience.compute import attention, batchnorm, pooling, randomness, recurrent  # noqa: F401 - register handlers
 from consilience.compute.execution import Execution
 from consilience.compute.layers import has_dropout, prepare_for_passes
 from consilience.compute.passes import Moments, Pass, Seen
 from consilience.compute.products import use_kernels, use_matmul_convolutions
+from consilience.compute.swapping import call_with
 from consilience.compute.taps import Tap, only_linear, products, with_taps
 from consilience.core import TaskError
 from consilience.core.records import Tree
@@ -39,7 +39,7 @@ class Network:
     def __call__(self, weights: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], run: Pass) -> Any:
         module, _ = self.evaluation if run.key is None else self.training
         with run:
-            return functional_call(module, weights, args, kwargs)
+            return call_with(module, weights, args, kwargs)
 
     @cached_property
     def products(self) -> tuple[nn.Module, dict[str, Tap]]:
