@@ -2,7 +2,9 @@
 
 import logging
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,6 +17,24 @@ log = logging.getLogger("consilience")
 # The largest accepted distance of compiled from plain results, relative to their norm: far above rounding errors, and
 # far below the error of a wrong kernel or of another dropout mask.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05, torch.bfloat16: 0.3}
+
+
+_TRACING: ContextVar[bool] = ContextVar("tracing", default=False)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Functions in this block are written down as operations for the compiler: see `compiling`."""
+    token = _TRACING.set(True)
+    try:
+        yield
+    finally:
+        _TRACING.reset(token)
+
+
+def compiling() -> bool:
+    """Whether a function runs to be compiled: then it must not look at values, nor choose kernels of its own."""
+    return torch.compiler.is_compiling() or _TRACING.get()
 
 
 class Checked:

@@ -12,20 +12,26 @@ from consilience.compute.advance import OnePass
 from consilience.compute.compiler import TOLERANCE, by_compiler, distance, isolated, refuse
 from consilience.compute.execution import Execution
 from consilience.compute.replay import Advance, Probe, Replay, Step, at_theta
+from consilience.compute.traced import Traced, by_parts, gradient_by_parts, together
 from consilience.core.records import Tree, rows, tree_map
 
 CHECKED = 16
 
 
 def stepper(
-    gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance, probe: Probe = at_theta, passes: int = 1
+    gradient: Callable[..., tuple[Tensor, Tensor]],
+    advance: Advance,
+    probe: Probe = at_theta,
+    passes: int = 1,
+    whole: bool = False,
 ) -> Callable[..., Tensor]:
     """A local step, `(θ, batch, own, shared, kept, fresh) → loss [k]`: see `Step`. On a GPU a compiled step is recorded
-    once, and replayed. On a CPU `advance` is compiled if it takes several `passes` over memory otherwise."""
+    once, and replayed. On a CPU `advance` is compiled if it takes several `passes` over memory otherwise. `whole` says
+    that `advance` moves all of θ, entry by entry."""
     if not isinstance(gradient, Cohorts) or not gradient.execution.compiled:
         return Step(gradient, advance, probe)
     if gradient.on_gpu:
-        return gradient.recorded(advance, probe)
+        return gradient.recorded(advance, probe, whole)
     return Step(gradient, gradient.in_one_pass(advance) if passes > 1 else advance, probe)
 
 
@@ -35,6 +41,10 @@ class Prepared(Protocol):
     @property
     def execution(self) -> Execution:
         """How it computes."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of entries of its parameters, in their order in θ."""
 
     @property
     def for_gradients(self) -> Self:
@@ -87,12 +97,26 @@ class Cohorts:
     def on_gpu(self) -> bool:
         return self.execution.on_gpu
 
-    def recorded(self, advance: Advance, probe: Probe = at_theta) -> Replay:
-        """Steps of this gradient and `advance`, which is elementwise: compiled, it is one pass over memory."""
+    def recorded(self, advance: Advance, probe: Probe = at_theta, whole: bool = False) -> Replay:
+        """Steps of this gradient and `advance`, which is elementwise: compiled, it is one pass over memory. Where all
+        clients take all steps together, the step is one graph if it moves the `whole` of θ."""
         if (advance, probe) not in self.replays:
-            step = Step(self, torch.compile(isolated(advance)), probe)
+            step: Step | Traced = Step(self, torch.compile(isolated(advance)), probe)
+            if whole and self.differentiate and self.execution.even:
+                step = Traced(
+                    self._traceable(advance, probe), Step(self._at_once, advance, probe), step, self.execution.precision
+                )
             self.replays[advance, probe] = Replay(step, self.execution.device)
         return self.replays[advance, probe]
+
+    def _traceable(self, advance: Advance, probe: Probe) -> Step:
+        """The step as it is compiled as a whole."""
+        sizes = together(self.model.sizes)
+        return Step(gradient_by_parts(self._one(self.model.for_gradients), sizes), by_parts(advance, sizes), probe)
+
+    def _at_once(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
+        """A cohort by plain code."""
+        return self._plain(len(own[0]), len(own))(*own, *shared)
 
     def in_one_pass(self, advance: Advance) -> OnePass:
         """`advance` compiled for a CPU."""

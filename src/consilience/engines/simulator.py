@@ -130,10 +130,11 @@ class Simulation(Session):
         self._host_task, self._cores = task, torch.get_num_threads()
 
     def _prepare(self, task: Task, device: torch.device, plan: Plan) -> Task:
-        precision = self._simulator.precision
+        precision, sizes = self._simulator.precision, self.federation.sizes
         return task.prepare(
-            device, PRECISIONS[precision], compile=plan.compile, bf16=precision == "bf16", chunk=plan.chunk
-        )
+            device, PRECISIONS[precision], compile=plan.compile, bf16=precision == "bf16", chunk=plan.chunk,
+            even=bool((sizes == sizes[0]).all()) and self.federation.steps == 1,
+        )  # fmt: skip
 
     def close(self) -> None:
         torch.set_num_threads(self._cores)
@@ -275,7 +276,7 @@ class Simulation(Session):
             dtype=self.task.dtype,
             static=self.task.execution.compiled,
             augment=self.task.augment,
-            take=take if self.federation.data.by_index else self.task.once(take),
+            take=take if self.federation.data.by_index or self.task.augment is None else self.task.once(take),
             limit=limit,
         )
 

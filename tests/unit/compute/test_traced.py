@@ -1,0 +1,122 @@
+"""A local step that is traced and compiled as a whole, on a CPU: on a GPU it is recorded, too."""
+
+import pytest
+import torch
+from torch import nn
+
+import consilience as cs
+from consilience import optim
+from consilience.compute import traced
+from consilience.compute.execution import Execution
+from consilience.compute.replay import Step
+from consilience.compute.traced import Traced, by_parts, together
+from consilience.core.gaussian import Gaussian
+from consilience.core.records import tree_map
+from consilience.data.batch import Batch
+
+CLIENTS = 3
+NETWORK = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+
+
+def refuse(*args):
+    raise AssertionError("the traced step was not used")
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """The graphs that the compiler is given, which run as they are."""
+    graphs = []
+
+    def keep(graph, like):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", keep)
+    monkeypatch.setattr(traced, "SMALL", 8)  # parts of 72, 4, 48 and 3 entries
+    return graphs
+
+
+def problem(chain, monkeypatch, module=NETWORK):
+    """(the traced step, the same by plain code, arguments)."""
+    monkeypatch.setattr(Execution, "on_gpu", property(lambda self: self.compiled))
+    torch.manual_seed(0)
+    task = cs.Classification(module).prepare("cpu", torch.float64, compile=True, chunk=CLIENTS, even=True)
+    gradient = task.gradient()
+    plain = Step(gradient._at_once, chain.advance, chain.probed)
+    step = Traced(gradient._traceable(chain.advance, chain.probed), plain, refuse, torch.float64)
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(CLIENTS, 5, 2, 6, 6, generator=made, dtype=torch.float64)
+    batch = Batch(x, torch.randint(3, (CLIENTS, 5), generator=made), torch.ones(x.shape[:2]).double(), torch.arange(3))
+    theta = task.initial().repeat(CLIENTS, 1)
+    noise = torch.randn(theta.shape, generator=made, dtype=torch.float64) if chain.noisy else None
+    prior = Gaussian(torch.randn(theta.shape[1], generator=made).double(), torch.rand(theta.shape[1]).double())
+    kept = chain.memory(theta), prior, None, None
+    return step, plain, (theta, batch, (), (), kept, (torch.full((CLIENTS, 1), 5.0).double(), noise, chain.lr))
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.01), optim.Adam(lr=0.01), optim.AMSGrad(lr=0.01),
+        optim.RMSprop(lr=0.01), optim.SGLD(lr=0.01), optim.SGHMC(lr=0.01), optim.IVON(lr=0.1), optim.SAM(lr=0.1),
+    ],
+    ids=lambda chain: type(chain).__name__,
+)  # fmt: skip
+def test_traced_steps_are_those_of_plain_code(chain, monkeypatch, uncompiled):
+    step, plain, args = problem(chain, monkeypatch)
+    found, wanted = (tree_map(torch.clone, args[:5]) for _ in range(2))
+    for _ in range(3):
+        torch.testing.assert_close(step(*found, args[5]), plain(*wanted, args[5]))
+    torch.testing.assert_close(found[0], wanted[0])
+    torch.testing.assert_close(found[4][0], wanted[4][0])
+    assert len(uncompiled) == 1  # one graph for all steps
+
+
+def test_no_gradient_of_the_size_of_theta_is_made(monkeypatch, uncompiled):
+    step, _, args = problem(cs.SGD(lr=0.1, momentum=0.9), monkeypatch)
+    step(*args)
+    shapes = [node.meta["val"].shape for node in uncompiled[0].graph.nodes if node.target is torch.ops.aten.cat.default]
+    assert args[0].shape not in shapes
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+def test_the_compiler_understands_a_traced_step(monkeypatch):
+    step, plain, args = problem(cs.SGD(lr=0.1, momentum=0.9), monkeypatch)
+    found, wanted = (tree_map(torch.clone, args[:5]) for _ in range(2))
+    for _ in range(2):
+        torch.testing.assert_close(step(*found, args[5]), plain(*wanted, args[5]))
+    torch.testing.assert_close(found[0], wanted[0])
+
+
+def test_a_step_that_cannot_be_traced_or_is_wrong_is_not_used(monkeypatch, uncompiled, caplog):
+    class Curious(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :3] * (2.0 if bool(x.sum() > 0) else 1.0)
+
+    step, _, args = problem(cs.SGD(), monkeypatch)
+    other = Traced(step.step, step.plain, lambda *args: "instead", torch.float64)
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, like: lambda *args: 2 * graph(*args))
+    assert other(*args) == "instead"
+    assert "differs from plain code by 1 of its norm" in caplog.text
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3), Curious())
+    step, _, args = problem(cs.SGD(), monkeypatch, module)
+    assert Traced(step.step, step.plain, lambda *args: "instead", torch.float64)(*args) == "instead"
+    assert "cannot be compiled as a whole" in caplog.text
+
+
+def test_small_neighbours_are_moved_together(monkeypatch):
+    monkeypatch.setattr(traced, "SMALL", 10)
+    assert together([20, 3, 4, 30, 5, 40]) == [20, 7, 30, 5, 40]
+    seen = []
+    theta, g = torch.zeros(2, 100), torch.arange(200.0).view(2, 100)
+
+    def advance(theta, g, memory, n):
+        seen.append(g.shape[1])
+        memory[0].add_(1)
+        theta.sub_(g / n)
+
+    steps = torch.zeros(2, 1)
+    by_parts(advance, [20, 7, 73])(theta, g, (steps,), torch.full((2, 1), 2.0))
+    assert seen == [20, 7, 73]
+    torch.testing.assert_close(theta, -g / 2)
+    assert steps.tolist() == [[1], [1]]
