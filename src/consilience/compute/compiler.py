@@ -1,6 +1,7 @@
 """Compiled functions whose first result is compared with plain code."""
 
 import logging
+import os
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from consilience.core import Tree, guards, keys
+from consilience.core.files import user_cache
 
 log = logging.getLogger("consilience")
 # The largest accepted distance of compiled from plain results, relative to their norm: far above rounding errors, and
@@ -60,6 +62,14 @@ class Checked:
             refuse("%s %s: plain code is used", self.plain.__name__, why)
             self.run = self.plain
         return expected
+
+
+def keep_code() -> None:
+    """Let the compiler keep its code in the user's cache folder, unless it has a folder already: its own choice is
+    below /tmp, which restarts empty."""
+    folder = user_cache()
+    if folder is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiler"))
 
 
 def refuse(message: str, *args: Any) -> None:

@@ -17,19 +17,28 @@ from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from consilience.compute.compiler import TOLERANCE, distance, tracing
-from consilience.compute.replay import Advance, Step
+from consilience.compute.replay import Advance, Probe, Step
 from consilience.core.records import Tree, leaves, tree_map
 
 log = logging.getLogger("consilience")
 SMALL = 1 << 16  # neighbouring parameters of fewer entries are moved together
 
 
-class Traced:
-    """`step` as one graph for each form of its arguments. Its first result is compared with that of `plain`. Where it
+class Traced(Step):
+    """A step as one graph for each form of its arguments. Its first result is compared with that of `plain`. Where it
     differs, or cannot be traced or compiled, the log says so, and `instead` is used."""
 
-    def __init__(self, step: Step, plain: Step, instead: Step, precision: torch.dtype) -> None:
-        self.step, self.plain, self.instead, self.tolerance = step, plain, instead, TOLERANCE[precision]
+    def __init__(
+        self,
+        gradient: Callable[..., tuple[Tensor, Tensor]],
+        advance: Advance,
+        probe: Probe,
+        plain: Step,
+        instead: Step,
+        precision: torch.dtype,
+    ) -> None:
+        super().__init__(gradient, advance, probe)
+        self.plain, self.instead, self.tolerance = plain, instead, TOLERANCE[precision]
         self.codes: dict[Any, Callable[..., Any]] = {}
 
     def __call__(
@@ -44,11 +53,12 @@ class Traced:
         form = tuple(None if leaf is None else (leaf.shape, leaf.stride(), leaf.dtype) for leaf in flat)
         if form not in self.codes:
             self.codes[form] = self._made(given)
-        return self.codes[form](*given)
+        losses: Tensor = self.codes[form](*given)
+        return losses
 
     def _made(self, given: tuple[Any, ...]) -> Callable[..., Any]:
         try:
-            code = compiled(self.step, given)
+            code = compiled(super().__call__, given)
             error = self._error(code, given)
         except Exception as failure:  # of any type: it is the compiler's, or the module's own, which `instead` raises
             log.warning("a local step cannot be compiled as a whole (%s)", f"{type(failure).__name__}: {failure}"[:300])
@@ -83,7 +93,7 @@ def compiled(fn: Callable[..., Tensor], given: tuple[Any, ...]) -> Callable[...,
         like = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in _tensors(flat)]
         with tracing():
             graph = make_fx(on_tensors)(*like)
-    code = torch._inductor.compile(_without_joins(graph), like)  # type: ignore[no-untyped-call,arg-type]
+    code = torch._inductor.compile(_without_joins(graph), like)  # type: ignore[arg-type]
     return lambda *again: code(*_tensors(tree_flatten(again)[0]))
 
 

@@ -101,18 +101,17 @@ class Cohorts:
         """Steps of this gradient and `advance`, which is elementwise: compiled, it is one pass over memory. Where all
         clients take all steps together, the step is one graph if it moves the `whole` of θ."""
         if (advance, probe) not in self.replays:
-            step: Step | Traced = Step(self, torch.compile(isolated(advance)), probe)
+            step = Step(self, torch.compile(isolated(advance)), probe)
             if whole and self.differentiate and self.execution.even:
-                step = Traced(
-                    self._traceable(advance, probe), Step(self._at_once, advance, probe), step, self.execution.precision
-                )
+                step = self._traced(advance, probe, step)
             self.replays[advance, probe] = Replay(step, self.execution.device)
         return self.replays[advance, probe]
 
-    def _traceable(self, advance: Advance, probe: Probe) -> Step:
-        """The step as it is compiled as a whole."""
+    def _traced(self, advance: Advance, probe: Probe, instead: Step) -> Traced:
         sizes = together(self.model.sizes)
-        return Step(gradient_by_parts(self._one(self.model.for_gradients), sizes), by_parts(advance, sizes), probe)
+        gradient = gradient_by_parts(self._one(self.model.for_gradients), sizes)
+        plain = Step(self._at_once, advance, probe)
+        return Traced(gradient, by_parts(advance, sizes), probe, plain, instead, self.execution.precision)
 
     def _at_once(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
         """A cohort by plain code."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
+from consilience.compute.compiler import keep_code
 from consilience.core import ConfigError, Count, check_types
 from consilience.core.records import Tree, nbytes, rows
 from consilience.data.cohort import Cohort, take
@@ -130,6 +131,8 @@ class Simulation(Session):
         self._host_task, self._cores = task, torch.get_num_threads()
 
     def _prepare(self, task: Task, device: torch.device, plan: Plan) -> Task:
+        if plan.compile:
+            keep_code()
         precision, sizes = self._simulator.precision, self.federation.sizes
         return task.prepare(
             device, PRECISIONS[precision], compile=plan.compile, bf16=precision == "bf16", chunk=plan.chunk,

@@ -8,8 +8,7 @@ import consilience as cs
 from consilience import optim
 from consilience.compute import traced
 from consilience.compute.execution import Execution
-from consilience.compute.replay import Step
-from consilience.compute.traced import Traced, by_parts, together
+from consilience.compute.traced import by_parts, together
 from consilience.core.gaussian import Gaussian
 from consilience.core.records import tree_map
 from consilience.data.batch import Batch
@@ -42,8 +41,7 @@ def problem(chain, monkeypatch, module=NETWORK):
     torch.manual_seed(0)
     task = cs.Classification(module).prepare("cpu", torch.float64, compile=True, chunk=CLIENTS, even=True)
     gradient = task.gradient()
-    plain = Step(gradient._at_once, chain.advance, chain.probed)
-    step = Traced(gradient._traceable(chain.advance, chain.probed), plain, refuse, torch.float64)
+    step = gradient._traced(chain.advance, chain.probed, refuse)
     made = torch.Generator().manual_seed(0)
     x = torch.randn(CLIENTS, 5, 2, 6, 6, generator=made, dtype=torch.float64)
     batch = Batch(x, torch.randint(3, (CLIENTS, 5), generator=made), torch.ones(x.shape[:2]).double(), torch.arange(3))
@@ -51,7 +49,7 @@ def problem(chain, monkeypatch, module=NETWORK):
     noise = torch.randn(theta.shape, generator=made, dtype=torch.float64) if chain.noisy else None
     prior = Gaussian(torch.randn(theta.shape[1], generator=made).double(), torch.rand(theta.shape[1]).double())
     kept = chain.memory(theta), prior, None, None
-    return step, plain, (theta, batch, (), (), kept, (torch.full((CLIENTS, 1), 5.0).double(), noise, chain.lr))
+    return step, step.plain, (theta, batch, (), (), kept, (torch.full((CLIENTS, 1), 5.0).double(), noise, chain.lr))
 
 
 @pytest.mark.parametrize(
@@ -93,14 +91,15 @@ def test_a_step_that_cannot_be_traced_or_is_wrong_is_not_used(monkeypatch, uncom
         def forward(self, x):
             return x.flatten(1)[:, :3] * (2.0 if bool(x.sum() > 0) else 1.0)
 
-    step, _, args = problem(cs.SGD(), monkeypatch)
-    other = Traced(step.step, step.plain, lambda *args: "instead", torch.float64)
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, like: lambda *args: 2 * graph(*args))
-    assert other(*args) == "instead"
+    step, _, args = problem(cs.SGD(), monkeypatch)
+    step.instead = lambda *args: "instead"
+    assert step(*args) == "instead"
     assert "differs from plain code by 1 of its norm" in caplog.text
     module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3), Curious())
     step, _, args = problem(cs.SGD(), monkeypatch, module)
-    assert Traced(step.step, step.plain, lambda *args: "instead", torch.float64)(*args) == "instead"
+    step.instead = lambda *args: "instead"
+    assert step(*args) == "instead"
     assert "cannot be compiled as a whole" in caplog.text
 
 
