@@ -3,6 +3,7 @@
     python benchmarks/gpu.py                          # the whole table; some minutes, nearly all of it compilation
     python benchmarks/gpu.py --only ResNet-18 CNN     # some of it
     python benchmarks/gpu.py --precision float32
+    python benchmarks/gpu.py --only "ResNet-18, 32" --clients 20 --profile
 
 Every row is a cohort: K clients, batches of 20 (LoRA: 8 sequences of 128), weights of their own, plain SGD. `loop` is
 plain PyTorch: one module, load the client's weights, forward, backward, step, copy out; it is measured on ten clients,
@@ -12,6 +13,9 @@ through in chunks of at most 50 clients. `fit` is a step of a whole round as `cs
 batches, updates and their checks. `shared` is one model, compiled, channels last, on the same K · 20 images (of a
 chunk): no federation at all. `peak` is the share of what the GPU reaches in large matrix products of that precision, in
 the same run, for the multiplications that the step must do.
+
+With `--profile` a step of ours is listed by kernels, with the multiplications a second that convolutions reach, and the
+time that a large copy would take for the weights' bytes, if each were read and written as often as the step must.
 
 Cohorts are compiled side by side, in processes of their own, and measured one after the other.
 """
@@ -93,6 +97,7 @@ class Row:
     shared: float
     flops: float
     compiled_in: float
+    profile: str = ""
 
     def times(self, clients: int) -> Row:
         """A larger cohort, in chunks of this one."""
@@ -128,6 +133,44 @@ def milliseconds(step, repeats=5, steps=10):
     return 1e3 * sorted(times)[len(times) // 2]
 
 
+GROUPS = {
+    "convolutions, forward and images": ("_gather",),
+    "convolutions, kernels": ("_kernels_grad",),
+    "norms": ("_norm",),
+    "matrix products": ("gemm", "nvjet", "cutlass", "xmma"),
+    "compiled elementwise passes": ("triton_poi",),
+    "compiled sums": ("triton_red", "triton_per"),
+}
+
+
+def profiled(step, flops, weights, peak, copied, repeats=5):
+    """Device milliseconds of a step by groups of kernels, and its longest kernels. `flops` are those of the step,
+    `peak` those that large products reach in a second, `copied` the bytes of a large copy."""
+    with torch.profiler.profile() as tracer:
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize()
+    rows = [(e.self_device_time_total / 1e3 / repeats, e.count / repeats, e.key) for e in tracer.key_averages()]
+    rows = sorted((row for row in rows if row[0]), reverse=True)
+    sums = dict.fromkeys([*GROUPS, "others"], 0.0)
+    for ms, _, name in rows:
+        sums[next((group for group, words in GROUPS.items() if any(w in name for w in words)), "others")] += ms
+    busy, convolving = sum(sums.values()), sum(ms for group, ms in sums.items() if group.startswith("conv"))
+    moved = weights * (4 + 2 + 2 + 4 + 2 + 4)  # read, in bf16, read back; gradient, read; step
+    lines = [f"{busy:.2f} ms busy: " + ", ".join(f"{group} {ms:.2f}" for group, ms in sums.items())]
+    if convolving:
+        lines.append(f"convolutions: {flops / convolving / 1e9:.0f} TFLOP/s of {peak:.0f}")
+    lines.append(f"weights: {moved / 1e9:.2f} GB at least, {moved / copied * 1e3:.2f} ms at {copied / 1e12:.2f} TB/s")
+    return "\n".join([*lines, *(f"{ms:9.3f} ms {count:6g} × {name[:110]}" for ms, count, name in rows[:40])])
+
+
+def copied_in_a_second():
+    """Bytes that a large copy reads and writes."""
+    a = torch.randn(1 << 30, device="cuda")
+    b = torch.empty_like(a)
+    return 2 * a.nbytes / milliseconds(lambda: b.copy_(a)) * 1e3
+
+
 def batch_of(clients, shape, classes, size, device="cuda"):
     """Images and their classes, or tokens and those after them."""
     tokens = len(shape) == 1
@@ -143,7 +186,7 @@ def loss_of(output, y):
 def ours(module, batch, *, bf16, compile):
     clients, size = batch.w.shape
     kind = cs.LanguageModel if batch.y.dim() == 3 else cs.Classification
-    task = kind(module).prepare("cuda", bf16=bf16, compile=compile, chunk=clients)
+    task = kind(module).prepare("cuda", bf16=bf16, compile=compile, chunk=clients, even=True)
     chain, theta = SGD(lr=0.01), task.initial().repeat(clients, 1)
     along = stepper(task.gradient(), chain.advance)
     n = torch.full((clients, 1), float(size), device="cuda")
@@ -246,7 +289,7 @@ def alone(number):
             MOVED.notify_all()
 
 
-def measured(number, name, clients, bf16):
+def measured(number, name, clients, bf16, profile):
     """A step of clients that go through at once."""
     try:
         torch.set_float32_matmul_precision("high")
@@ -275,9 +318,13 @@ def measured(number, name, clients, bf16):
         eager = None
         if make not in DEEP or clients <= 20:
             eager = milliseconds(ours(module, batch, bf16=bf16, compile=False), 3, 3)
+        found = ""
+        if profile:
+            weights = clients * sum(p.numel() for p in module.parameters() if p.requires_grad)
+            found = profiled(fast, flops, weights, peak_of(bf16), copied_in_a_second())
         del fast, one, whole
         torch.cuda.empty_cache()
-    return Row(name, clients, size, vmap=eager, flops=flops, compiled_in=compiled_in, **times)
+    return Row(name, clients, size, vmap=eager, flops=flops, compiled_in=compiled_in, profile=found, **times)
 
 
 def main():
@@ -285,6 +332,7 @@ def main():
     parser.add_argument("--precision", choices=["bf16", "float32"], default="bf16")
     parser.add_argument("--only", nargs="+", default=[""], help="names of networks begin so")
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 20, 100, 500])
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     bf16 = options.precision == "bf16"
     torch.set_float32_matmul_precision("high")
@@ -303,9 +351,11 @@ def main():
     torch.cuda.empty_cache()
     shared_things = spawn.Barrier(len(cases)), spawn.Condition(), spawn.Value("i", 0)
     with ProcessPoolExecutor(len(cases), spawn, initializer=begin, initargs=shared_things) as pool:
-        found = {case: pool.submit(measured, number, *case, bf16) for number, case in enumerate(cases)}
+        found = {case: pool.submit(measured, number, *case, bf16, options.profile) for number, case in enumerate(cases)}
         for name, clients in rows:
             print(found[name, chunk(name, clients)].result().times(clients).text(peak), flush=True)
+        for name, clients in cases if options.profile else ():
+            print(f"\n{name}, {clients} clients\n{found[name, clients].result().profile}", flush=True)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def compiled(fn: Callable[..., Tensor], given: tuple[Any, ...]) -> Callable[...,
         like = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in _tensors(flat)]
         with tracing():
             graph = make_fx(on_tensors)(*like)
-    code = torch._inductor.compile(_without_joins(graph), like)  # type: ignore[arg-type]
+    code = torch._inductor.compile(_untransposed(_without_joins(graph)), like)  # type: ignore[arg-type]
     return lambda *again: code(*_tensors(tree_flatten(again)[0]))
 
 
@@ -178,6 +178,25 @@ def _without_joins(graph: Any) -> Any:
                     new.meta = dict(piece.meta)
                     joins.append(new)
                 piece.replace_all_uses_with(new)
+    nodes.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _untransposed(graph: Any) -> Any:
+    """A traced graph whose transposed products are products: (AB)ᵀ = BᵀAᵀ. The gradient of a linear layer is such a
+    one, and to turn it around takes longer than to multiply."""
+    aten, nodes = torch.ops.aten, graph.graph
+    for node in nodes.find_nodes(op="call_function", target=aten.transpose.int):
+        made = node.args[0]
+        while made.target is aten.view.default and made.meta["val"].shape == made.args[0].meta["val"].shape:
+            made = made.args[0]
+        if made.target is aten.bmm.default and {*node.args[1:]} == {1, 2}:
+            with nodes.inserting_before(node):
+                turned = [nodes.call_function(aten.transpose.int, (part, 1, 2)) for part in reversed(made.args)]
+                product = nodes.call_function(aten.bmm.default, tuple(turned))
+            product.meta = dict(node.meta)
+            node.replace_all_uses_with(product)
     nodes.eliminate_dead_code()
     graph.recompile()
     return graph

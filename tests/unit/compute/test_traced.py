@@ -119,3 +119,11 @@ def test_small_neighbours_are_moved_together(monkeypatch):
     assert seen == [20, 7, 73]
     torch.testing.assert_close(theta, -g / 2)
     assert steps.tolist() == [[1], [1]]
+
+
+def test_the_gradient_of_a_linear_layer_is_made_in_its_own_order(monkeypatch, uncompiled):
+    step, _, args = problem(cs.SGD(lr=0.1), monkeypatch)
+    step(*args)
+    made = [n.meta["val"] for n in uncompiled[0].graph.nodes if n.target is torch.ops.aten.bmm.default]
+    assert (CLIENTS, 3, 16) in [tuple(product.shape) for product in made]
+    assert (CLIENTS, 16, 3) not in [tuple(product.shape) for product in made]
