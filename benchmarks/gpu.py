@@ -47,7 +47,7 @@ from consilience.engines.states import InMemory
 from consilience.models import add_lora, cnn, lenet5, mlp, resnet18, transformer, vit
 from consilience.optim import SGD
 
-LARGEST, LOOPED, STEPS = 50, 10, 10
+LARGEST, LOOPED, STEPS, TOP = 50, 10, 10, 30
 
 
 def with_batchnorm(inputs, outputs):
@@ -97,7 +97,6 @@ class Row:
     shared: float
     flops: float
     compiled_in: float
-    profile: str = ""
 
     def times(self, clients: int) -> Row:
         """A larger cohort, in chunks of this one."""
@@ -143,25 +142,34 @@ GROUPS = {
 }
 
 
-def profiled(step, flops, weights, peak, copied, repeats=5):
-    """Device milliseconds of a step by groups of kernels, and its longest kernels. `flops` are those of the step,
-    `peak` those that large products reach in a second, `copied` the bytes of a large copy."""
+def profile(name, clients, bf16, peak, repeats=5):
+    """Print the device milliseconds of a step of ours by groups of kernels, and its longest kernels."""
+    torch.manual_seed(0)
+    make, shape, classes, size = NETWORKS[name]
+    module, batch, begun = make(shape, classes), batch_of(clients, shape, classes, size), time.perf_counter()
+    step = ours(module, batch, bf16=bf16, compile=True)
+    step()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
+    print(f"{name}, {clients} clients: compiled in {seconds:.1f} s, {milliseconds(step):.2f} ms a step")
     with torch.profiler.profile() as tracer:
         for _ in range(repeats):
             step()
         torch.cuda.synchronize()
     rows = [(e.self_device_time_total / 1e3 / repeats, e.count / repeats, e.key) for e in tracer.key_averages()]
-    rows = sorted((row for row in rows if row[0]), reverse=True)
+    rows = sorted((row for row in rows if row[0] and not row[2].startswith("aten::")), reverse=True)
     sums = dict.fromkeys([*GROUPS, "others"], 0.0)
-    for ms, _, name in rows:
-        sums[next((group for group, words in GROUPS.items() if any(w in name for w in words)), "others")] += ms
-    busy, convolving = sum(sums.values()), sum(ms for group, ms in sums.items() if group.startswith("conv"))
-    moved = weights * (4 + 2 + 2 + 4 + 2 + 4)  # read, in bf16, read back; gradient, read; step
-    lines = [f"{busy:.2f} ms busy: " + ", ".join(f"{group} {ms:.2f}" for group, ms in sums.items())]
-    if convolving:
-        lines.append(f"convolutions: {flops / convolving / 1e9:.0f} TFLOP/s of {peak:.0f}")
-    lines.append(f"weights: {moved / 1e9:.2f} GB at least, {moved / copied * 1e3:.2f} ms at {copied / 1e12:.2f} TB/s")
-    return "\n".join([*lines, *(f"{ms:9.3f} ms {count:6g} × {name[:110]}" for ms, count, name in rows[:40])])
+    for ms, _, kernel in rows:
+        sums[next((group for group, words in GROUPS.items() if any(w in kernel for w in words)), "others")] += ms
+    print(f"{sum(sums.values()):.2f} ms busy: " + ", ".join(f"{group} {ms:.2f}" for group, ms in sums.items()))
+    flops = flops_of(module, batch_of(1, shape, classes, size, "cpu")) * clients
+    convolving, copied = sum(ms for group, ms in sums.items() if group.startswith("conv")), copied_in_a_second()
+    print(f"convolutions: {flops / max(convolving, 1e-9) / 1e9:.0f} TFLOP/s of {peak:.0f}")
+    weights = clients * sum(p.numel() for p in module.parameters() if p.requires_grad)
+    moved = weights * (4 + 2 + 2 * 2 + 2 + 2 + 2 * 4)  # to bf16, read twice; gradient written and read; step
+    print(f"weights: {moved / 1e9:.2f} GB at least, {moved / copied * 1e3:.2f} ms at {copied / 1e12:.2f} TB/s")
+    for ms, count, kernel in rows[:TOP]:
+        print(f"{ms:9.3f} ms {count:6g} × {kernel[:110]}")
 
 
 def copied_in_a_second():
@@ -289,7 +297,7 @@ def alone(number):
             MOVED.notify_all()
 
 
-def measured(number, name, clients, bf16, profile):
+def measured(number, name, clients, bf16):
     """A step of clients that go through at once."""
     try:
         torch.set_float32_matmul_precision("high")
@@ -318,13 +326,9 @@ def measured(number, name, clients, bf16, profile):
         eager = None
         if make not in DEEP or clients <= 20:
             eager = milliseconds(ours(module, batch, bf16=bf16, compile=False), 3, 3)
-        found = ""
-        if profile:
-            weights = clients * sum(p.numel() for p in module.parameters() if p.requires_grad)
-            found = profiled(fast, flops, weights, peak_of(bf16), copied_in_a_second())
         del fast, one, whole
         torch.cuda.empty_cache()
-    return Row(name, clients, size, vmap=eager, flops=flops, compiled_in=compiled_in, profile=found, **times)
+    return Row(name, clients, size, vmap=eager, flops=flops, compiled_in=compiled_in, **times)
 
 
 def main():
@@ -343,6 +347,10 @@ def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, python {platform.python_version()}", flush=True)
     peak = peak_of(bf16)
     print(f"{options.precision}; large products reach {peak:.0f} TFLOP/s\n")
+    if options.profile:
+        for case in cases:
+            profile(*case, bf16, peak)
+        return
     print(
         "| network | K | loop, ms | vmap, ms | ours, ms | fit, ms | shared, ms | loop / ours | img/s | peak "
         "| compiled in, s |"
@@ -351,11 +359,9 @@ def main():
     torch.cuda.empty_cache()
     shared_things = spawn.Barrier(len(cases)), spawn.Condition(), spawn.Value("i", 0)
     with ProcessPoolExecutor(len(cases), spawn, initializer=begin, initargs=shared_things) as pool:
-        found = {case: pool.submit(measured, number, *case, bf16, options.profile) for number, case in enumerate(cases)}
+        found = {case: pool.submit(measured, number, *case, bf16) for number, case in enumerate(cases)}
         for name, clients in rows:
             print(found[name, chunk(name, clients)].result().times(clients).text(peak), flush=True)
-        for name, clients in cases if options.profile else ():
-            print(f"\n{name}, {clients} clients\n{found[name, clients].result().profile}", flush=True)
 
 
 if __name__ == "__main__":

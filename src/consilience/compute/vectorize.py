@@ -110,12 +110,15 @@ class Cohorts:
     def _traced(self, advance: Advance, probe: Probe, instead: Step) -> Traced:
         sizes = together(self.model.sizes)
         gradient = gradient_by_parts(self._one(self.model.for_gradients), sizes)
-        plain = Step(self._at_once, advance, probe)
+        plain = Step(self._in_groups, advance, probe)
         return Traced(gradient, by_parts(advance, sizes), probe, plain, instead, self.execution.precision)
 
-    def _at_once(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> Any:
-        """A cohort by plain code."""
-        return self._plain(len(own[0]), len(own))(*own, *shared)
+    def _in_groups(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> tuple[Tensor, Tensor]:
+        """A cohort by plain code, which may have too little memory for all clients at once."""
+        run, size = self._plain(CHECKED, len(own)), len(own[0])
+        groups = [rows(own, slice(first, first + CHECKED)) for first in range(0, size, CHECKED)]
+        gradients, losses = zip(*(run(*group, *shared) for group in groups), strict=True)
+        return torch.cat(gradients), torch.cat(losses)
 
     def in_one_pass(self, advance: Advance) -> OnePass:
         """`advance` compiled for a CPU."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,6 +76,8 @@ class Cohort:
         self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
         self._width = federation.data.widths if static else None  # compiled code needs one width of rows
         self._asked: list[int] = []
+        self._passes: list[tuple[int, int, int, int | None]] = []
+        self._begun: dict[tuple[int, int, int, int | None], Iterator[tuple[int, Batch]]] = {}
         key = keys.key(seed, purpose="client", round=round, client=ids)
         self._hold(federation, round, key)
 
@@ -118,11 +121,22 @@ class Cohort:
         """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients). The
         last batch may be smaller. With `copies`, so many of every example are shuffled together; each is augmented
         anew. The pass ends after `longest` batches."""
+        asked = number, size, copies, longest
+        if asked in self._begun:
+            return self._begun.pop(asked)
+        self._passes.append(asked)
         purpose, width = f"epoch {number}", copies * int(self._sizes[0])
         shuffle = keys.permutations(keys.fold(self._key, purpose), copies * self._n, width)
         if copies > 1:
             shuffle = shuffle % self._n.clamp_min(1).unsqueeze(1)
         return self._batches(shuffle, size, purpose, self._take, self._augment, copies=copies, longest=longest)
+
+    def begin_like(self, other: Cohort) -> None:
+        """Make the first batch that another cohort's clients were asked for, so that it is there when these are."""
+        for asked in other._passes[:1]:
+            number, size, copies, longest = asked
+            batches = self.epoch(number, size, copies=copies, longest=longest)
+            self._begun[asked] = itertools.chain([next(batches)], batches)
 
     def mean(
         self,

@@ -8,6 +8,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
+from consilience.core import keys
 from consilience.core.records import Tree
 from consilience.data.federation import Federation
 from consilience.engines.choice import Say, silent
@@ -74,6 +75,13 @@ class Session(ABC):
     def round(self, server: Tree, states: States, ids: Tensor, round: int) -> RoundResult:
         """Compute the clients `ids`, and commit the new states of those whose updates were accepted. At real sites
         clients may join first: then `federation` has them."""
+
+    def clients(self, algorithm: Algorithm, seed: int, round: int) -> Tensor:
+        """The clients of a round: those whose turn it is, or drawn from (seed, round)."""
+        chosen = algorithm.turn(round, self.cohort, len(self.federation))
+        if chosen is not None:
+            return chosen
+        return keys.sample(keys.key(seed, purpose="cohort", round=round), len(self.federation), self.cohort)
 
     @abstractmethod
     def statistics(self, theta: Tensor) -> Sums | None:

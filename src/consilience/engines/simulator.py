@@ -127,6 +127,7 @@ class Simulation(Session):
         self._pool: Pool | None = None
         self.plan: Plan | None = None
         self._encoding: Encoding | None = None
+        self._next: Cohort | None = None
         self._kept_on = torch.device("cpu")
         self._host_task, self._cores = task, torch.get_num_threads()
 
@@ -293,10 +294,31 @@ class Simulation(Session):
         assert self.plan is not None
         share = Share()
         for part in chunks(ids, self.plan.chunk):
-            own, cohort = (part_of(message, part), rows(states, part)), self._cohort(ids[part], round, limit)
-            done = compute(self._algorithm, self.task, *own, cohort, self._kept_on, self._encoding)
+            own, cohort = (part_of(message, part), rows(states, part)), self._ready_cohort(ids[part], round, limit)
+            last = part.stop >= len(ids) and limit is None
+            ahead = partial(self._look_ahead, cohort) if last and self._looks_ahead else None
+            done = compute(self._algorithm, self.task, *own, cohort, self._kept_on, self._encoding, ahead)
             share = share.merge(done, self._algorithm.additive)
         return share
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether the host has time for the next round while it waits for the device."""
+        return self.task.device.type != "cpu" and self._ranks.size == 1 and not self.federation.data.by_index
+
+    def _look_ahead(self, cohort: Cohort) -> None:
+        """Make the first cohort of the next round, and its first batch, while the device computes this one."""
+        assert self.plan is not None
+        ids = self._longest_first(self.clients(self._algorithm, self._seed, cohort.round + 1))
+        self._next = self._cohort(ids[: self.plan.chunk], cohort.round + 1)
+        self._next.begin_like(cohort)
+
+    def _ready_cohort(self, ids: Tensor, round: int, limit: int | None) -> Cohort:
+        """The clients of a chunk; those that were made ahead, if they are the same."""
+        ready, self._next = self._next, None
+        if ready is None or limit is not None or ready.round != round or not torch.equal(ready.ids, ids):
+            return self._cohort(ids, round, limit)
+        return ready
 
 
 def _without_padding(simulator: Simulator) -> Simulator:
