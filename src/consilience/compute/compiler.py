@@ -21,6 +21,7 @@ log = logging.getLogger("consilience")
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05, torch.bfloat16: 0.3}
 
 
+CHECKED = 16
 _TRACING: ContextVar[bool] = ContextVar("tracing", default=False)
 
 
@@ -95,6 +96,12 @@ def distance(found: Any, expected: Any) -> float:
             norm, apart = float(other.double().norm()), float((one.double() - other.double()).norm())
             largest = max(largest, apart / norm if norm > 1e-6 else 0.0)
     return largest
+
+
+def compared(size: int) -> list[int]:
+    """The clients of a cohort whose results are compared with plain code: evenly spaced, because a graph can be right
+    for the first and the last client and wrong between."""
+    return sorted({i * (size - 1) // (CHECKED - 1) for i in range(CHECKED)})
 
 
 def tensors(tree: Tree) -> list[Tensor]:

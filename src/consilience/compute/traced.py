@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from consilience.compute.compiler import TOLERANCE, distance, tracing
+from consilience.compute.compiler import TOLERANCE, compared, distance, tracing
 from consilience.compute.replay import Advance, Probe, Step
-from consilience.core.records import Tree, leaves, tree_map
+from consilience.core.records import Tree, leaves, rows, tree_map
 
 log = logging.getLogger("consilience")
 SMALL = 1 << 16  # neighbouring parameters of fewer entries are moved together
@@ -69,11 +69,15 @@ class Traced(Step):
         return self.instead
 
     def _error(self, code: Callable[..., Any], given: tuple[Any, ...]) -> float:
-        """The distance of a step from one of plain code, by the changes of θ and of what the optimiser remembers."""
+        """The distance of a step from one of plain code for some clients, by the losses and by the changes of θ and of
+        what the optimiser remembers."""
         found, wanted = (tree_map(torch.clone, given) for _ in range(2))
-        values = code(*found), self.plain(*wanted)
-        changes = [tree_map(torch.sub, (at[0], at[4][0]), (given[0], given[4][0])) for at in (found, wanted)]
-        return max(distance(*values), distance(*changes))
+        results = [(step(*at), at[0], at[4][0]) for step, at in ((code, found), (self.plain, wanted))]
+        some = torch.tensor(compared(len(given[0])), device=given[0].device)
+        (mine, *moved), (theirs, *expected) = (rows(result, some) for result in results)
+        before = rows((given[0], given[4][0]), some)
+        changes = (tree_map(torch.sub, tuple(after), before) for after in (moved, expected))
+        return max(distance(mine, theirs), distance(*changes))
 
 
 def compiled(fn: Callable[..., Tensor], given: tuple[Any, ...]) -> Callable[..., Any]:

@@ -9,13 +9,11 @@ from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_leaves
 
 from consilience.compute.advance import OnePass
-from consilience.compute.compiler import TOLERANCE, by_compiler, distance, isolated, refuse
+from consilience.compute.compiler import TOLERANCE, by_compiler, compared, distance, isolated, refuse
 from consilience.compute.execution import Execution
 from consilience.compute.replay import Advance, Probe, Replay, Step, at_theta
 from consilience.compute.traced import Traced, by_parts, gradient_by_parts, together
 from consilience.core.records import Tree, rows, tree_map
-
-CHECKED = 16
 
 
 def stepper(
@@ -82,8 +80,8 @@ class Cohorts:
 
     One client runs by plain autograd, several by vmap. Compiled code exists for a few cohort sizes only (chunk,
     chunk/2, …): smaller cohorts are filled up with copies. The first result of every compiled graph is compared with
-    plain code, for up to `CHECKED` of its clients, because a graph can be right for the first and the last client and
-    wrong between. A graph that differs, or that cannot be compiled, is logged, and plain code is used for that size.
+    plain code, for some of its clients. A graph that differs, or that cannot be compiled, is logged, and plain code is
+    used for that size.
     """
 
     def __init__(self, model: Prepared, fn: Callable[..., Any], differentiate: bool) -> None:
@@ -110,15 +108,16 @@ class Cohorts:
     def _traced(self, advance: Advance, probe: Probe, instead: Step) -> Traced:
         sizes = together(self.model.sizes)
         gradient = gradient_by_parts(self._one(self.model.for_gradients), sizes)
-        plain = Step(self._in_groups, advance, probe)
+        plain = Step(self._sampled, advance, probe)
         return Traced(gradient, by_parts(advance, sizes), probe, plain, instead, self.execution.precision)
 
-    def _in_groups(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> tuple[Tensor, Tensor]:
-        """A cohort by plain code, which may have too little memory for all clients at once."""
-        run, size = self._plain(CHECKED, len(own)), len(own[0])
-        groups = [rows(own, slice(first, first + CHECKED)) for first in range(0, size, CHECKED)]
-        gradients, losses = zip(*(run(*group, *shared) for group in groups), strict=True)
-        return torch.cat(gradients), torch.cat(losses)
+    def _sampled(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> tuple[Tensor, Tensor]:
+        """(gradients, losses) by plain code, of the clients that are compared, one by one; 0 for the others."""
+        run, theta = self._plain(1, len(own)), tree_leaves(own)[0]
+        gradients, losses = torch.zeros_like(theta), torch.zeros_like(theta[:, 0])
+        for k in compared(len(theta)):
+            gradients[k], losses[k] = run(*rows(own, k), *shared)
+        return gradients, losses
 
     def in_one_pass(self, advance: Advance) -> OnePass:
         """`advance` compiled for a CPU."""
@@ -205,7 +204,7 @@ class Cohorts:
     def _error(self, result: Any, size: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> float:
         """The largest relative distance of clients' results from plain code, over clients evenly spaced."""
         plain, largest = self._plain(1, len(own)), 0.0
-        for k in {i * (size - 1) // (CHECKED - 1) for i in range(CHECKED)}:
+        for k in compared(size):
             alone = own if size == 1 else rows(own, k)
             mine = result if size == 1 else rows(result, k)
             largest = max(largest, distance(mine, plain(*alone, *shared)))

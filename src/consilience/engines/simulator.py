@@ -128,6 +128,7 @@ class Simulation(Session):
         self.plan: Plan | None = None
         self._encoding: Encoding | None = None
         self._next: Cohort | None = None
+        self._drawn: tuple[int, Tensor] | None = None
         self._kept_on = torch.device("cpu")
         self._host_task, self._cores = task, torch.get_num_threads()
 
@@ -305,6 +306,11 @@ class Simulation(Session):
     def _looks_ahead(self) -> bool:
         """Whether the host has time for the next round while it waits for the device."""
         return self.task.device.type != "cpu" and self._ranks.size == 1 and not self.federation.data.by_index
+
+    def clients(self, algorithm: Algorithm, seed: int, round: int) -> Tensor:
+        if self._drawn is None or self._drawn[0] != round:
+            self._drawn = round, super().clients(algorithm, seed, round)
+        return self._drawn[1]
 
     def _look_ahead(self, cohort: Cohort) -> None:
         """Make the first cohort of the next round, and its first batch, while the device computes this one."""

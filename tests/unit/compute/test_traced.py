@@ -6,7 +6,7 @@ from torch import nn
 
 import consilience as cs
 from consilience import optim
-from consilience.compute import traced
+from consilience.compute import traced, vectorize
 from consilience.compute.execution import Execution
 from consilience.compute.traced import by_parts, together
 from consilience.core.gaussian import Gaussian
@@ -101,6 +101,31 @@ def test_a_step_that_cannot_be_traced_or_is_wrong_is_not_used(monkeypatch, uncom
     step.instead = lambda *args: "instead"
     assert step(*args) == "instead"
     assert "cannot be compiled as a whole" in caplog.text
+
+
+@pytest.mark.parametrize("method", [cs.FedEP(), cs.SCAFFOLD(), cs.algorithms.Ditto()], ids=lambda method: method.name)
+def test_rounds_of_traced_steps_are_those_of_plain_code(method, monkeypatch, uncompiled):
+    monkeypatch.setattr(Execution, "on_gpu", property(lambda self: self.compiled))
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: fn)
+    made = torch.Generator().manual_seed(0)
+    data = cs.Dataset(
+        torch.randn(60, 2, 6, 6, generator=made), torch.randint(3, (60,), generator=made), classes=tuple("abc")
+    )
+    federation, found, steps = cs.Federation.from_owner(data, torch.arange(60) % 6), [], []
+
+    def unrecorded(step, device):
+        steps.append(step)
+        return step
+
+    monkeypatch.setattr(vectorize, "Replay", unrecorded)
+    for compile in (False, True):
+        torch.manual_seed(0)
+        engine = cs.Simulator(device="cpu", chunk=3, workers=1, threads=1, compile=compile, precision="float64")
+        run = cs.fit(method, cs.Classification(NETWORK), federation, rounds=2, engine=engine, progress=False)
+        found.append(run.posterior.mean)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+    assert steps
+    assert all(code is not step.instead for step in steps for code in step.codes.values())
 
 
 def test_small_neighbours_are_moved_together(monkeypatch):
