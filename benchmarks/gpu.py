@@ -3,6 +3,7 @@
     python benchmarks/gpu.py                          # the whole table; some minutes, nearly all of it compilation
     python benchmarks/gpu.py --only ResNet-18 CNN     # some of it
     python benchmarks/gpu.py --precision float32
+    python benchmarks/gpu.py --only "ResNet-18, 32" --clients 20 --profile
 
 Every row is a cohort: K clients, batches of 20 (LoRA: 8 sequences of 128), weights of their own, plain SGD. `loop` is
 plain PyTorch: one module, load the client's weights, forward, backward, step, copy out; it is measured on ten clients,
@@ -12,6 +13,9 @@ through in chunks of at most 50 clients. `fit` is a step of a whole round as `cs
 batches, updates and their checks. `shared` is one model, compiled, channels last, on the same K · 20 images (of a
 chunk): no federation at all. `peak` is the share of what the GPU reaches in large matrix products of that precision, in
 the same run, for the multiplications that the step must do.
+
+With `--profile` a step of ours is listed by kernels, with the multiplications a second that convolutions reach, and the
+time that a large copy would take for the weights' bytes, if each were read and written as often as the step must.
 
 Cohorts are compiled side by side, in processes of their own, and measured one after the other.
 """
@@ -43,7 +47,7 @@ from consilience.engines.states import InMemory
 from consilience.models import add_lora, cnn, lenet5, mlp, resnet18, transformer, vit
 from consilience.optim import SGD
 
-LARGEST, LOOPED, STEPS = 50, 10, 10
+LARGEST, LOOPED, STEPS, TOP = 50, 10, 10, 30
 
 
 def with_batchnorm(inputs, outputs):
@@ -128,6 +132,53 @@ def milliseconds(step, repeats=5, steps=10):
     return 1e3 * sorted(times)[len(times) // 2]
 
 
+GROUPS = {
+    "convolutions, forward and images": ("_gather",),
+    "convolutions, kernels": ("_kernels_grad",),
+    "norms": ("_norm",),
+    "matrix products": ("gemm", "nvjet", "cutlass", "xmma"),
+    "compiled elementwise passes": ("triton_poi",),
+    "compiled sums": ("triton_red", "triton_per"),
+}
+
+
+def profile(name, clients, bf16, peak, repeats=5):
+    """Print the device milliseconds of a step of ours by groups of kernels, and its longest kernels."""
+    torch.manual_seed(0)
+    make, shape, classes, size = NETWORKS[name]
+    module, batch, begun = make(shape, classes), batch_of(clients, shape, classes, size), time.perf_counter()
+    step = ours(module, batch, bf16=bf16, compile=True)
+    step()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
+    print(f"{name}, {clients} clients: compiled in {seconds:.1f} s, {milliseconds(step):.2f} ms a step")
+    with torch.profiler.profile() as tracer:
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize()
+    rows = [(e.self_device_time_total / 1e3 / repeats, e.count / repeats, e.key) for e in tracer.key_averages()]
+    rows = sorted((row for row in rows if row[0] and not row[2].startswith("aten::")), reverse=True)
+    sums = dict.fromkeys([*GROUPS, "others"], 0.0)
+    for ms, _, kernel in rows:
+        sums[next((group for group, words in GROUPS.items() if any(w in kernel for w in words)), "others")] += ms
+    print(f"{sum(sums.values()):.2f} ms busy: " + ", ".join(f"{group} {ms:.2f}" for group, ms in sums.items()))
+    flops = flops_of(module, batch_of(1, shape, classes, size, "cpu")) * clients
+    convolving, copied = sum(ms for group, ms in sums.items() if group.startswith("conv")), copied_in_a_second()
+    print(f"convolutions: {flops / max(convolving, 1e-9) / 1e9:.0f} TFLOP/s of {peak:.0f}")
+    weights = clients * sum(p.numel() for p in module.parameters() if p.requires_grad)
+    moved = weights * (4 + 2 + 2 * 2 + 2 + 2 + 2 * 4)  # to bf16, read twice; gradient written and read; step
+    print(f"weights: {moved / 1e9:.2f} GB at least, {moved / copied * 1e3:.2f} ms at {copied / 1e12:.2f} TB/s")
+    for ms, count, kernel in rows[:TOP]:
+        print(f"{ms:9.3f} ms {count:6g} × {kernel[:110]}")
+
+
+def copied_in_a_second():
+    """Bytes that a large copy reads and writes."""
+    a = torch.randn(1 << 30, device="cuda")
+    b = torch.empty_like(a)
+    return 2 * a.nbytes / milliseconds(lambda: b.copy_(a)) * 1e3
+
+
 def batch_of(clients, shape, classes, size, device="cuda"):
     """Images and their classes, or tokens and those after them."""
     tokens = len(shape) == 1
@@ -143,7 +194,7 @@ def loss_of(output, y):
 def ours(module, batch, *, bf16, compile):
     clients, size = batch.w.shape
     kind = cs.LanguageModel if batch.y.dim() == 3 else cs.Classification
-    task = kind(module).prepare("cuda", bf16=bf16, compile=compile, chunk=clients)
+    task = kind(module).prepare("cuda", bf16=bf16, compile=compile, chunk=clients, even=True)
     chain, theta = SGD(lr=0.01), task.initial().repeat(clients, 1)
     along = stepper(task.gradient(), chain.advance)
     n = torch.full((clients, 1), float(size), device="cuda")
@@ -285,6 +336,7 @@ def main():
     parser.add_argument("--precision", choices=["bf16", "float32"], default="bf16")
     parser.add_argument("--only", nargs="+", default=[""], help="names of networks begin so")
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 20, 100, 500])
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     bf16 = options.precision == "bf16"
     torch.set_float32_matmul_precision("high")
@@ -295,6 +347,10 @@ def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, python {platform.python_version()}", flush=True)
     peak = peak_of(bf16)
     print(f"{options.precision}; large products reach {peak:.0f} TFLOP/s\n")
+    if options.profile:
+        for case in cases:
+            profile(*case, bf16, peak)
+        return
     print(
         "| network | K | loop, ms | vmap, ms | ours, ms | fit, ms | shared, ms | loop / ours | img/s | peak "
         "| compiled in, s |"

@@ -1,17 +1,19 @@
 """Seconds a round on a GPU where rounds are short, and seconds before the first one.
 
     python benchmarks/gpu_rounds.py                      # three settings, each with a cold and a warm cache; 3 minutes
-    python benchmarks/gpu_rounds.py --profile            # where a round's time goes; less than two minutes
+    python benchmarks/gpu_rounds.py --profile            # and where a round's time goes
     python benchmarks/gpu_rounds.py --quick --profile    # a small case, also on a CPU: does it run?
 
 The CIFAR-10 benchmark of pfl-research: 1,000 clients with 50 images, 50 of them in a round, one epoch with batches of
 10, so five steps; two convolutions of 32 and 64 channels, a pool, and dense layers of 128 and 10. Images are noise
 where CIFAR-10 is not at hand. Each run is `cs.fit` in a process of its own. Seconds a round are medians of the rounds
 after the tenth. `first` is the time from the call of `fit` to the end of the first round, `slowest` that of any later
-round. Caches of the compiler and of plans are in a folder that is empty before the cold run and kept for the warm one.
+round. Caches of the compiler and of plans are in a folder that is empty before the cold run and kept for the warm one;
+Python's bytecode of all packages is there from the start.
 
 With `--profile`, the functions of a round by their own host time, the kernels by their time on the device, what the
-host asked of the device, and the lines that made it wait; and where the first round's time went, with a warm cache.
+host asked of the device, and the lines that made it wait. With `--profile-first`, where the first round's time went,
+with a warm cache.
 """
 
 from __future__ import annotations
@@ -204,6 +206,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--profile-first", action="store_true")
     parser.add_argument("--quick", action="store_true", help="40 clients, 4 of them in a round")
     parser.add_argument("--one", choices=SETTINGS, help=argparse.SUPPRESS)
     parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
@@ -214,6 +217,12 @@ def main():
     print(f"{gpu}, torch {torch.__version__}, {os.cpu_count()} cores", flush=True)
     print("| setting | cache | s a round | least | first, s | slowest | process, s | GiB | loss |")
     print("|---|---|---|---|---|---|---|---|---|")
+    bytecode = tempfile.TemporaryDirectory()  # some machines keep none, and then each process compiles torch's anew
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", bytecode.name)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    subprocess.run(
+        [sys.executable, "-c", "import consilience, torch._inductor.compile_fx, torch._inductor.codegen.triton"]
+    )
     for setting in options.settings:
         with tempfile.TemporaryDirectory() as temporary:
             for cache in ("cold", "warm"):
@@ -227,6 +236,7 @@ def main():
                 print(f"  {it['plan']}; {it['images']}; compiler {it['compiler']}", flush=True)
             if options.profile:
                 print_profile(it)
+            if options.profile_first:
                 print_first(launched(setting, Path(temporary), options, "--first"))
 
 

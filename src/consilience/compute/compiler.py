@@ -1,8 +1,11 @@
 """Compiled functions whose first result is compared with plain code."""
 
 import logging
+import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -10,11 +13,31 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from consilience.core import Tree, guards, keys
+from consilience.core.files import user_cache
 
 log = logging.getLogger("consilience")
 # The largest accepted distance of compiled from plain results, relative to their norm: far above rounding errors, and
 # far below the error of a wrong kernel or of another dropout mask.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05, torch.bfloat16: 0.3}
+
+
+CHECKED = 16
+_TRACING: ContextVar[bool] = ContextVar("tracing", default=False)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Functions in this block are written down as operations for the compiler: see `compiling`."""
+    token = _TRACING.set(True)
+    try:
+        yield
+    finally:
+        _TRACING.reset(token)
+
+
+def compiling() -> bool:
+    """Whether a function runs to be compiled: then it must not look at values, nor choose kernels of its own."""
+    return torch.compiler.is_compiling() or _TRACING.get()
 
 
 class Checked:
@@ -42,6 +65,14 @@ class Checked:
         return expected
 
 
+def keep_code() -> None:
+    """Let the compiler keep its code in the user's cache folder, unless it has a folder already: its own choice is
+    below /tmp, which restarts empty."""
+    folder = user_cache()
+    if folder is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiler"))
+
+
 def refuse(message: str, *args: Any) -> None:
     """Log and count compiled code that is not used."""
     log.warning(message, *args)
@@ -65,6 +96,12 @@ def distance(found: Any, expected: Any) -> float:
             norm, apart = float(other.double().norm()), float((one.double() - other.double()).norm())
             largest = max(largest, apart / norm if norm > 1e-6 else 0.0)
     return largest
+
+
+def compared(size: int) -> list[int]:
+    """The clients of a cohort whose results are compared with plain code: evenly spaced, because a graph can be right
+    for the first and the last client and wrong between."""
+    return sorted({i * (size - 1) // (CHECKED - 1) for i in range(CHECKED)})
 
 
 def tensors(tree: Tree) -> list[Tensor]:

@@ -12,7 +12,7 @@ class Execution:
     """A device, the type of weights and losses, and whether code is compiled.
 
     With `bf16` networks compute in bfloat16, while weights, losses and updates stay in `dtype`. `chunk` is the largest
-    cohort, which fixes the compiled sizes.
+    cohort, which fixes the compiled sizes. `even` says that all clients of a cohort take all steps together.
     """
 
     device: torch.device = CPU
@@ -20,6 +20,7 @@ class Execution:
     compiled: bool = False
     bf16: bool = False
     chunk: int = 0
+    even: bool = False
 
     @property
     def on_gpu(self) -> bool:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from consilience.compute.compiler import compiling
+
 Handler = Callable[..., Any]
 """Called in place of a function of torch, with (the pass, the function, its arguments)."""
 HANDLERS: dict[str, Handler] = {}
@@ -75,7 +77,7 @@ def _unflatten(run: Pass, func: Any, x: Tensor, dim: int, sizes: Any) -> Tensor:
 
 def in_cohort(*tensors: Tensor | None) -> bool:
     """Whether a function runs for several clients at once, or is being compiled: then it needs a form for `vmap`."""
-    if torch.compiler.is_compiling():
+    if compiling():
         return True
     return any(t is not None and _below(t, torch._C._functorch.is_batchedtensor) for t in tensors)
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from consilience.compute.compiler import compiling
 from consilience.compute.passes import Pass, handles
 from consilience.core import keys
 
@@ -23,7 +24,7 @@ def uniform(run: Pass, shape: Sequence[int], like: Tensor) -> Tensor:
         key = keys.mix(key.unsqueeze(-1) ^ torch.arange(length, device=like.device))
     if not len(shape):
         return keys.uniform(key, 1, torch.float32)[0]
-    if key.is_cuda and not torch.compiler.is_compiling():
+    if key.is_cuda and not compiling():
         from consilience.compute.kernels.random import uniform as kernel
 
         drawn: Tensor = kernel(key, shape[-1])

@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from consilience.compute.attention import linear
+from consilience.compute.compiler import compiling
 from consilience.compute.passes import Pass, handles, in_cohort
 from consilience.compute.randomness import dropped
 
@@ -49,6 +50,8 @@ def _recurrent(run: Pass, func: Any, x: Tensor, hx: Any, *rest: Any) -> Any:
     weights, biased, layers, rate, training, bidirectional, batch_first = rest
     start = hx if isinstance(hx, tuple | list) else (hx,)
     drops = rate > 0 and training
+    if compiling():
+        raise NotImplementedError("recurrent layers are not compiled: a graph would have every place of a sequence")
     if not drops and not in_cohort(x, *start, *weights):  # in training, because cuDNN has gradients only then
         return func(x, hx, weights, biased, layers, 0.0, True, bidirectional, batch_first)
     x = x.transpose(0, 1) if batch_first else x

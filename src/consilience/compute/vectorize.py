@@ -9,23 +9,27 @@ from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_leaves
 
 from consilience.compute.advance import OnePass
-from consilience.compute.compiler import TOLERANCE, by_compiler, distance, isolated, refuse
+from consilience.compute.compiler import TOLERANCE, by_compiler, compared, distance, isolated, refuse
 from consilience.compute.execution import Execution
 from consilience.compute.replay import Advance, Probe, Replay, Step, at_theta
+from consilience.compute.traced import Traced, by_parts, gradient_by_parts, together
 from consilience.core.records import Tree, rows, tree_map
-
-CHECKED = 16
 
 
 def stepper(
-    gradient: Callable[..., tuple[Tensor, Tensor]], advance: Advance, probe: Probe = at_theta, passes: int = 1
+    gradient: Callable[..., tuple[Tensor, Tensor]],
+    advance: Advance,
+    probe: Probe = at_theta,
+    passes: int = 1,
+    whole: bool = False,
 ) -> Callable[..., Tensor]:
     """A local step, `(θ, batch, own, shared, kept, fresh) → loss [k]`: see `Step`. On a GPU a compiled step is recorded
-    once, and replayed. On a CPU `advance` is compiled if it takes several `passes` over memory otherwise."""
+    once, and replayed. On a CPU `advance` is compiled if it takes several `passes` over memory otherwise. `whole` says
+    that `advance` moves all of θ, entry by entry."""
     if not isinstance(gradient, Cohorts) or not gradient.execution.compiled:
         return Step(gradient, advance, probe)
     if gradient.on_gpu:
-        return gradient.recorded(advance, probe)
+        return gradient.recorded(advance, probe, whole)
     return Step(gradient, gradient.in_one_pass(advance) if passes > 1 else advance, probe)
 
 
@@ -35,6 +39,10 @@ class Prepared(Protocol):
     @property
     def execution(self) -> Execution:
         """How it computes."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of entries of its parameters, in their order in θ."""
 
     @property
     def for_gradients(self) -> Self:
@@ -72,8 +80,8 @@ class Cohorts:
 
     One client runs by plain autograd, several by vmap. Compiled code exists for a few cohort sizes only (chunk,
     chunk/2, …): smaller cohorts are filled up with copies. The first result of every compiled graph is compared with
-    plain code, for up to `CHECKED` of its clients, because a graph can be right for the first and the last client and
-    wrong between. A graph that differs, or that cannot be compiled, is logged, and plain code is used for that size.
+    plain code, for some of its clients. A graph that differs, or that cannot be compiled, is logged, and plain code is
+    used for that size.
     """
 
     def __init__(self, model: Prepared, fn: Callable[..., Any], differentiate: bool) -> None:
@@ -87,12 +95,29 @@ class Cohorts:
     def on_gpu(self) -> bool:
         return self.execution.on_gpu
 
-    def recorded(self, advance: Advance, probe: Probe = at_theta) -> Replay:
-        """Steps of this gradient and `advance`, which is elementwise: compiled, it is one pass over memory."""
+    def recorded(self, advance: Advance, probe: Probe = at_theta, whole: bool = False) -> Replay:
+        """Steps of this gradient and `advance`, which is elementwise: compiled, it is one pass over memory. Where all
+        clients take all steps together, the step is one graph if it moves the `whole` of θ."""
         if (advance, probe) not in self.replays:
             step = Step(self, torch.compile(isolated(advance)), probe)
+            if whole and self.differentiate and self.execution.even:
+                step = self._traced(advance, probe, step)
             self.replays[advance, probe] = Replay(step, self.execution.device)
         return self.replays[advance, probe]
+
+    def _traced(self, advance: Advance, probe: Probe, instead: Step) -> Traced:
+        sizes = together(self.model.sizes)
+        gradient = gradient_by_parts(self._one(self.model.for_gradients), sizes)
+        plain = Step(self._sampled, advance, probe)
+        return Traced(gradient, by_parts(advance, sizes), probe, plain, instead, self.execution.precision)
+
+    def _sampled(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> tuple[Tensor, Tensor]:
+        """(gradients, losses) by plain code, of the clients that are compared, one by one; 0 for the others."""
+        run, theta = self._plain(1, len(own)), tree_leaves(own)[0]
+        gradients, losses = torch.zeros_like(theta), torch.zeros_like(theta[:, 0])
+        for k in compared(len(theta)):
+            gradients[k], losses[k] = run(*rows(own, k), *shared)
+        return gradients, losses
 
     def in_one_pass(self, advance: Advance) -> OnePass:
         """`advance` compiled for a CPU."""
@@ -182,7 +207,7 @@ class Cohorts:
     def _error(self, result: Any, size: int, own: tuple[Tree, ...], shared: tuple[Tree, ...]) -> float:
         """The largest relative distance of clients' results from plain code, over clients evenly spaced."""
         plain, largest = self._plain(1, len(own)), 0.0
-        for k in {i * (size - 1) // (CHECKED - 1) for i in range(CHECKED)}:
+        for k in compared(size):
             alone = own if size == 1 else rows(own, k)
             mine = result if size == 1 else rows(result, k)
             largest = max(largest, distance(mine, plain(*alone, *shared)))

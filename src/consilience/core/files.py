@@ -17,6 +17,14 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
 PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # neither a link nor a pipe that waits
 
 
+def user_cache() -> Path | None:
+    """The folder of the user's cache that this library has; None without a home folder."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consilience"
+    except RuntimeError:
+        return None
+
+
 def write_atomically(path: Path, data: bytes | str, *, private: bool = False, lasting: bool = True) -> None:
     """Write to a temporary file, flush it to the disk and rename it: a kill leaves the old file or the new one. A link
     at `path` is replaced, not followed. A `private` file can be read by its owner alone. One that is not `lasting` is

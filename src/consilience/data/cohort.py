@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from consilience.data.federation import Federation
 from consilience.data.trees import Widths, rows_at
 
 Change = Callable[[Tensor, Tensor], Tensor]  # of inputs [K, B, ...] by keys [K]
+Asked = tuple[int, int, int, int | None, bool]  # the arguments of `Cohort.epoch`
 Take = Callable[[Dataset, Tensor, Tensor, "Change | None", torch.dtype, "Widths | None"], tuple[Tree, Tree]]
 
 
@@ -75,6 +77,8 @@ class Cohort:
         self._static, self._augment, self._take, self._steps_left = static, augment, take, limit
         self._width = federation.data.widths if static else None  # compiled code needs one width of rows
         self._asked: list[int] = []
+        self._passes: list[Asked] = []
+        self._begun: dict[Asked, Iterator[tuple[int, Batch]]] = {}
         key = keys.key(seed, purpose="client", round=round, client=ids)
         self._hold(federation, round, key)
 
@@ -118,6 +122,10 @@ class Cohort:
         """One pass over every client's shuffled examples in batches of `size`: (k, batch of the first k clients). The
         last batch may be smaller; `drop_last` leaves it out, unless it is the client's only one. With `copies`, so many
         of every example are shuffled together; each is augmented anew. The pass ends after `longest` batches."""
+        asked = number, size, copies, longest, drop_last
+        self._passes.append(asked)
+        if asked in self._begun:
+            return self._begun.pop(asked)
         purpose, width = f"epoch {number}", copies * int(self._sizes[0])
         shuffle = keys.permutations(keys.fold(self._key, purpose), copies * self._n, width)
         if copies > 1:
@@ -125,6 +133,13 @@ class Cohort:
         return self._batches(
             shuffle, size, purpose, self._take, self._augment, copies=copies, longest=longest, drop_last=drop_last
         )
+
+    def begin_like(self, other: Cohort) -> None:
+        """Make the first batch that another cohort's clients were asked for, so that it is there when these are."""
+        for asked in other._passes[:1]:
+            number, size, copies, longest, drop_last = asked
+            batches = self.epoch(number, size, copies=copies, longest=longest, drop_last=drop_last)
+            self._begun[asked] = itertools.chain([next(batches)], batches)
 
     def mean(
         self,

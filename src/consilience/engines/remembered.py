@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from consilience.algorithms.base import Algorithm
-from consilience.core.files import read_file, write_atomically
+from consilience.core.files import read_file, user_cache, write_atomically
 from consilience.core.version import __version__
 from consilience.data.federation import Federation
 from consilience.data.trees import form
@@ -83,10 +83,8 @@ class Remembered:
         given = os.environ.get("CONSILIENCE_PLANS")
         if given:
             return cls(None if given == "off" else Path(given).expanduser())
-        try:
-            return cls(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consilience" / "plans.json")
-        except RuntimeError:  # no home folder
-            return cls(None)
+        folder = user_cache()
+        return cls(None if folder is None else folder / "plans.json")
 
     def recall(self, key: str) -> Known | None:
         found = self._read()["plans"].get(key)

@@ -8,6 +8,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
+from consilience.core import keys
 from consilience.core.records import Tree
 from consilience.data.federation import Federation
 from consilience.engines.choice import Say, silent
@@ -79,6 +80,13 @@ class Session(ABC):
         """Open while this process computes a little between two rounds: it leaves the cores to workers, if it has
         any."""
         return nullcontext()
+
+    def clients(self, algorithm: Algorithm, seed: int, round: int) -> Tensor:
+        """The clients of a round: those whose turn it is, or drawn from (seed, round)."""
+        chosen = algorithm.turn(round, self.cohort, len(self.federation))
+        if chosen is not None:
+            return chosen
+        return keys.sample(keys.key(seed, purpose="cohort", round=round), len(self.federation), self.cohort)
 
     @abstractmethod
     def statistics(self, theta: Tensor) -> Sums | None:

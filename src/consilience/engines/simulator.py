@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.base import Algorithm
+from consilience.compute.compiler import keep_code
 from consilience.core import ConfigError, Count, check_types
 from consilience.core.records import Tree, nbytes, rows
 from consilience.data.cohort import Cohort, take
@@ -126,14 +127,19 @@ class Simulation(Session):
         self._pool: Pool | None = None
         self.plan: Plan | None = None
         self._encoding: Encoding | None = None
+        self._next: Cohort | None = None
+        self._drawn: tuple[int, Tensor] | None = None
         self._kept_on = torch.device("cpu")
         self._host_task, self._cores = task, torch.get_num_threads()
 
     def _prepare(self, task: Task, device: torch.device, plan: Plan) -> Task:
-        precision = self._simulator.precision
+        if plan.compile:
+            keep_code()
+        precision, sizes = self._simulator.precision, self.federation.sizes
         return task.prepare(
-            device, PRECISIONS[precision], compile=plan.compile, bf16=precision == "bf16", chunk=plan.chunk
-        )
+            device, PRECISIONS[precision], compile=plan.compile, bf16=precision == "bf16", chunk=plan.chunk,
+            even=bool((sizes == sizes[0]).all()) and self.federation.steps == 1,
+        )  # fmt: skip
 
     def close(self) -> None:
         torch.set_num_threads(self._cores)
@@ -276,7 +282,7 @@ class Simulation(Session):
             dtype=self.task.dtype,
             static=self.task.execution.compiled,
             augment=self.task.augment,
-            take=take if self.federation.data.by_index else self.task.once(take),
+            take=take if self.federation.data.by_index or self.task.augment is None else self.task.once(take),
             limit=limit,
         )
 
@@ -290,10 +296,36 @@ class Simulation(Session):
         assert self.plan is not None
         share = Share()
         for part in chunks(ids, self.plan.chunk):
-            own, cohort = (part_of(message, part), rows(states, part)), self._cohort(ids[part], round, limit)
-            done = compute(self._algorithm, self.task, *own, cohort, self._kept_on, self._encoding)
+            own, cohort = (part_of(message, part), rows(states, part)), self._ready_cohort(ids[part], round, limit)
+            last = part.stop >= len(ids) and limit is None
+            ahead = partial(self._look_ahead, cohort) if last and self._looks_ahead else None
+            done = compute(self._algorithm, self.task, *own, cohort, self._kept_on, self._encoding, ahead)
             share = share.merge(done, self._algorithm.additive)
         return share
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether the host has time for the next round while it waits for the device."""
+        return self.task.device.type != "cpu" and self._ranks.size == 1 and not self.federation.data.by_index
+
+    def clients(self, algorithm: Algorithm, seed: int, round: int) -> Tensor:
+        if self._drawn is None or self._drawn[0] != round:
+            self._drawn = round, super().clients(algorithm, seed, round)
+        return self._drawn[1]
+
+    def _look_ahead(self, cohort: Cohort) -> None:
+        """Make the first cohort of the next round, and its first batch, while the device computes this one."""
+        assert self.plan is not None
+        ids = self._longest_first(self.clients(self._algorithm, self._seed, cohort.round + 1))
+        self._next = self._cohort(ids[: self.plan.chunk], cohort.round + 1)
+        self._next.begin_like(cohort)
+
+    def _ready_cohort(self, ids: Tensor, round: int, limit: int | None) -> Cohort:
+        """The clients of a chunk; those that were made ahead, if they are the same."""
+        ready, self._next = self._next, None
+        if ready is None or limit is not None or ready.round != round or not torch.equal(ready.ids, ids):
+            return self._cohort(ids, round, limit)
+        return ready
 
 
 def _without_padding(simulator: Simulator) -> Simulator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,11 @@ def compute(
     cohort: Cohort,
     keep: torch.device | str = "cpu",
     encoding: Encoding | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Share:
     """Run `local` for a cohort, reject the clients with values that are not finite, and sum the other updates. New
     states go to the device `keep`. With an `encoding`, the sum is that of the updates' integers, and clients whose
-    updates are out of its bounds are rejected too.
+    updates are out of its bounds are rejected too. `meanwhile` is called before the host waits for the device.
 
     Rejected rows are dropped by selection: 0 · NaN is NaN, so a weight of zero would not do."""
     message, states = to((message, states), task.device)
@@ -103,6 +104,8 @@ def compute(
     up, accepted, n = nbytes(update), cohort.ids.tolist(), cohort.n
     total = _sum(update)
     finite = _finite((total, _sum(new_states)))
+    if meanwhile is not None:
+        meanwhile()
     notes, counts, finite = _on_host((_by_client(cohort.notes, len(cohort)), counts, finite))
     rejected: dict[int, str] = {}
     if encoding is not None:

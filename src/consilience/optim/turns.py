@@ -100,7 +100,7 @@ class Mover:
             self.prior = self.prior * Gaussian(torch.zeros_like(self.prior.eta), decay)
         if self.whole:
             passes = 1 + len(self.memory) + (prior is not None) + bool(chain.decay) + (running is not None)
-            self.step = stepper(turn.gradient, chain.advance, chain.probed, passes)
+            self.step = stepper(turn.gradient, chain.advance, chain.probed, passes, whole=True)
         else:
             self.step = stepper(turn.gradient, _part(chain, turn.start, turn.stop).advance, at_theta)
         self.taken = theta.new_zeros(len(theta), 1)

@@ -19,7 +19,7 @@ from consilience.metrics import directions
 from consilience.runs.directory import CALIBRATION, STATISTICS, RunDirectory, Saved, beliefs_of
 from consilience.runs.evaluating import can_predict, final_evaluation, find_calibration, find_statistics, score_test
 from consilience.runs.progress import Wait
-from consilience.runs.rounds import Rounds, not_finite, round_clients
+from consilience.runs.rounds import Rounds, not_finite
 from consilience.runs.run import Run
 from consilience.runs.settings import Settings, Stage
 from consilience.runs.start import Plans, Start
@@ -131,7 +131,7 @@ class Loop:
         server = self._first(session, algorithm, info) if saved is None else to(saved.server, task.device)
 
         def fresh(ids: Tensor) -> Tree:
-            n = session.federation.sizes[ids].to(task.device, task.dtype).unsqueeze(1)
+            n = session.federation.sizes[ids].to(task.device, task.dtype, non_blocking=True).unsqueeze(1)
             return algorithm.client(task, kept or info, n)
 
         storage, history = settings.storage, start.history
@@ -160,7 +160,7 @@ class Loop:
         return to(unpack(bytes.fromhex(self.ranks.led(mine.hex)), like=server), session.task.device)
 
     def _settle(self, session: Session, run: Run, number: int) -> dict[str, Any]:
-        ids = round_clients(self.settings, session, run.algorithm, number)
+        ids = session.clients(run.algorithm, self.settings.seed, number)
         with Wait(run.algorithm.name, self.settings.progress and self.ranks.leads) as wait:
             run.plan = session.settle(run.server, run.states, ids, number, wait.say)
         run.task = session.task

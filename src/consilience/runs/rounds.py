@@ -8,9 +8,7 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
-from consilience.algorithms import Algorithm
 from consilience.core import Tree, guards, keys, leaves, tree_map
 from consilience.core.errors import CallbackError
 from consilience.data.cohort import Info
@@ -24,15 +22,6 @@ from consilience.runs.settings import Settings
 from consilience.runs.stopping import Stopping
 
 rejections = logging.getLogger("consilience.rejections")
-
-
-def round_clients(settings: Settings, session: Session, algorithm: Algorithm, number: int) -> Tensor:
-    """The clients of a round: those whose turn it is, or drawn from (seed, round)."""
-    chosen = algorithm.turn(number, session.cohort, len(session.federation))
-    if chosen is not None:
-        return chosen
-    key = keys.key(settings.seed, purpose="cohort", round=number)
-    return keys.sample(key, len(session.federation), session.cohort)
 
 
 @dataclass(frozen=True)
@@ -119,7 +108,7 @@ class Rounds:
 
     def _round(self, number: int, setup: float) -> dict[str, Any]:
         start, run = time.perf_counter(), self.run
-        ids = round_clients(self.settings, self.session, run.algorithm, number)
+        ids = self.session.clients(run.algorithm, self.settings.seed, number)
         run.statistics = None
         result = self.session.round(run.server, run.states, ids, number)
         run.server, run.federation = result.server, self.session.federation
@@ -140,7 +129,7 @@ class Rounds:
         with guards.watch() as acted, self.session.cores_for_workers():
             fused = run.algorithm.fuse(run.server, share.update)
             key = keys.key(self.settings.seed, purpose="server", round=number)
-            run.server = run.algorithm.advance(run.task, fused, key.to(run.task.device))
+            run.server = run.algorithm.advance(run.task, fused, key.to(run.task.device, non_blocking=True))
         counts = {name: share.guards.get(name, 0) + int(count) for name, count in acted.items()}
         return replace(share, guards=share.guards | counts)
 

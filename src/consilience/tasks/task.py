@@ -151,6 +151,11 @@ class Task(ABC):
         return self.layout.size
 
     @property
+    def sizes(self) -> list[int]:
+        """The numbers of entries of all parameters, in their order in θ."""
+        return [size for part in self.layout.parts.values() for size in part.sizes]
+
+    @property
     def main(self) -> Part:
         return self.networks.layout.main
 
@@ -234,9 +239,10 @@ class Task(ABC):
         compile: bool = False,
         bf16: bool = False,
         chunk: int = 0,
+        even: bool = False,
     ) -> Self:
         """This task on a device, as an engine needs it; see `Execution`."""
-        return self._with(self.networks.prepare(Execution(torch.device(device), dtype, compile, bf16, chunk)))
+        return self._with(self.networks.prepare(Execution(torch.device(device), dtype, compile, bf16, chunk, even)))
 
     @property
     def for_gradients(self) -> Self:

@@ -51,6 +51,10 @@ class Averaging(OneModel):
 
 def change(trained: Tensor, w: Tensor, weight: Tensor) -> Weighted:
     """weight · (w_k − w) with its weight [K, 1]. `trained` [K, P] is overwritten."""
+    if trained.is_cuda and trained.is_contiguous() and w.dim() == 1 and trained.dtype == w.dtype == weight.dtype:
+        from consilience.compute.kernels.change import weighted_change  # Triton comes with torch for GPUs only
+
+        return Weighted(Point(weighted_change(trained, w, weight)), weight)
     return Weighted(Point(trained.sub_(w).mul_(weight)), weight)
 
 

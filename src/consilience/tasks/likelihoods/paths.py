@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from consilience.compute.compiler import compiling
 from consilience.core import TaskError
 from consilience.metrics.scores import at_least_float32
 from consilience.tasks.likelihoods.decoding import BLANK
@@ -16,7 +17,7 @@ NEVER = -1e30  # the logarithm of 0, finite so that gradients are
 def ctc_loss(log_probs: Tensor, exists: Tensor, y: Tensor) -> Tensor:
     """−log p(y) [B] as by `ctc`, computed by torch's own kernels for all examples of a cohort together. These wait for
     the lengths on a GPU, and the compiler does not know them: compiled and recorded code takes `ctc`."""
-    if torch.compiler.is_compiling() or (log_probs.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if compiling() or (log_probs.is_cuda and torch.cuda.is_current_stream_capturing()):
         return ctc(log_probs, exists, y)
     loss: Tensor = _Torch.apply(at_least_float32(log_probs), exists.sum(-1), y.clamp_min(BLANK))[0]  # type: ignore[no-untyped-call]
     return loss.to(log_probs.dtype)
