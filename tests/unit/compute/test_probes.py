@@ -9,7 +9,7 @@ import consilience as cs
 from consilience.compute import probes
 from consilience.core import TaskError
 
-DATA = cs.Dataset(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+DATA = cs.Dataset(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 0, 1]))
 
 
 class Layer(nn.Module):
