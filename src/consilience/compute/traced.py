@@ -190,31 +190,42 @@ def together(sizes: Sequence[int]) -> list[int]:
 
 
 def _without_joins(graph: Any) -> Any:
-    """A traced graph without tensors that are joined along the second axis only to be cut again, at the same places or
-    at some of them. Autograd makes such pairs: cutting θ up has a join as its gradient."""
+    """A traced graph without tensors that are joined along the second axis only to be cut again. Autograd makes such
+    pairs: cutting θ up has a join as its gradient."""
     cat, nodes = torch.ops.aten.cat.default, graph.graph
     joins = [node for node in nodes.nodes if node.target is cat]
     for node in joins:  # shorter joins are added while it runs
         if node.args[1:] != (1,):
             continue
-        ends = [0]
-        for part in node.args[0]:
-            ends.append(ends[-1] + part.meta["val"].shape[1])
         for piece, start, stop in list(_cuts(node)):
-            if start in ends and stop in ends:
-                new, *more = node.args[0][ends.index(start) : ends.index(stop)]
+            with nodes.inserting_before(piece):
+                new, *more = _pieces(nodes, node.args[0], start, stop)
                 if more:
-                    with nodes.inserting_before(piece):
-                        new = nodes.call_function(cat, ([new, *more], 1))
+                    new = nodes.call_function(cat, ([new, *more], 1))
                     new.meta = dict(piece.meta)
                     joins.append(new)
-                piece.replace_all_uses_with(new)
+            piece.replace_all_uses_with(new)
     for node in nodes.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         if node.args[0] is node.args[1]:  # a part that was changed where it lies
             nodes.erase_node(node)
     nodes.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _pieces(nodes: Any, parts: Sequence[Any], start: int, stop: int) -> Iterator[Any]:
+    """What lies from start to stop in joined parts, part by part."""
+    at = 0
+    for part in parts:
+        size = part.meta["val"].shape[1]
+        low, high = max(start - at, 0), min(stop - at, size)
+        if (low, high) == (0, size):
+            yield part
+        elif low < high:
+            piece = nodes.call_function(torch.ops.aten.slice.Tensor, (part, 1, low, high))
+            piece.meta["val"] = part.meta["val"][:, low:high]
+            yield piece
+        at += size
 
 
 def _untransposed(graph: Any) -> Any:
