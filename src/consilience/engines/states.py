@@ -56,8 +56,6 @@ class States(ABC):
 
     def gather(self, ids: Tensor) -> Tree:
         """The states of `ids`, stacked; None for a stateless method."""
-        if self._one is None:
-            return None
         if not len(ids):
             return rows(self._one, slice(0))
         new = [i for i, client in enumerate(ids.tolist()) if client not in self]
