@@ -96,7 +96,7 @@ def compiled(fn: Callable[..., Tensor], given: tuple[Any, ...], sizes: Sequence[
     def on_tensors(*tensors: Tensor) -> Tensor:
         rest = iter(tensors)
         cut = [[next(rest) for _ in group] for group in groups]
-        joined = [torch.cat(parts, 1) if len(parts) > 1 else next(iter(parts), None) for parts in cut]
+        joined: list[Any] = [torch.cat(parts, 1) if len(parts) > 1 else next(iter(parts), None) for parts in cut]
         losses = fn(*tree_unflatten(joined, spec))
         for parts, leaf in zip(cut, joined, strict=True):
             if len(parts) > 1:
