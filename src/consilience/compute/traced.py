@@ -26,18 +26,21 @@ SMALL = 1 << 16  # neighbouring parameters of fewer entries are moved together
 
 class Traced(Step):
     """A step as one graph for each form of its arguments. Its first result is compared with that of `plain`. Where it
-    differs, or cannot be traced or compiled, the log says so, and `instead` is used."""
+    differs, or cannot be traced or compiled, the log says so, and `instead` is used. `one` is the loss of one client,
+    `sizes` are those of the parameters."""
 
     def __init__(
         self,
-        gradient: Callable[..., tuple[Tensor, Tensor]],
+        one: Callable[..., Tensor],
+        sizes: Sequence[int],
         advance: Advance,
         probe: Probe,
         plain: Step,
         instead: Step,
         precision: torch.dtype,
     ) -> None:
-        super().__init__(gradient, advance, probe)
+        self.sizes = together(sizes)
+        super().__init__(gradient_by_parts(one, self.sizes), by_parts(advance, self.sizes), probe)
         self.plain, self.instead, self.tolerance = plain, instead, TOLERANCE[precision]
         self.codes: dict[Any, Callable[..., Any]] = {}
 
@@ -58,7 +61,7 @@ class Traced(Step):
 
     def _made(self, given: tuple[Any, ...]) -> Callable[..., Any]:
         try:
-            code = compiled(super().__call__, given)
+            code = compiled(super().__call__, given, self.sizes)
             error = self._error(code, given)
         except Exception as failure:  # of any type: it is the compiler's, or the module's own, which `instead` raises
             log.warning("a local step cannot be compiled as a whole (%s)", f"{type(failure).__name__}: {failure}"[:300])
@@ -80,29 +83,53 @@ class Traced(Step):
         return max(distance(mine, theirs), distance(*changes))
 
 
-def compiled(fn: Callable[..., Tensor], given: tuple[Any, ...]) -> Callable[..., Any]:
-    """`fn` as one graph for arguments like the given ones, a tree of tensors, which it may change in place."""
+def compiled(fn: Callable[..., Tensor], given: tuple[Any, ...], sizes: Sequence[int]) -> Callable[..., Any]:
+    """A step `fn` as one graph for arguments like the given ones. Their tensors are the graph's inputs: θ and what the
+    optimiser remembers of it as parts of these sizes, so that each is changed where it lies. Had they been cut inside
+    of the graph, the compiler would write a whole new θ for every few parts."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # all of this loads the compiler: not at import
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    flat, spec = tree_flatten(given)
-    places = [i for i, leaf in enumerate(flat) if leaf is not None]
+    spec, groups = tree_flatten(given)[1], _cut(given, sizes)
 
     def on_tensors(*tensors: Tensor) -> Tensor:
-        whole = dict(zip(places, tensors, strict=True))
-        return fn(*tree_unflatten([whole.get(i) for i in range(len(flat))], spec))
+        rest = iter(tensors)
+        cut = [[next(rest) for _ in group] for group in groups]
+        joined: list[Any] = [torch.cat(parts, 1) if len(parts) > 1 else next(iter(parts), None) for parts in cut]
+        losses = fn(*tree_unflatten(joined, spec))
+        for parts, leaf in zip(cut, joined, strict=True):
+            if len(parts) > 1:
+                for part, piece in zip(parts, leaf.split_with_sizes([p.shape[1] for p in parts], 1), strict=True):
+                    part.copy_(piece)
+        return losses
 
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True):
-        like = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in _tensors(flat)]
+        inputs = [_like(part) for group in groups for part in group]
         with tracing():
-            graph = make_fx(on_tensors)(*like)
-    code = torch._inductor.compile(_untransposed(_without_joins(graph)), like)  # type: ignore[arg-type]
-    return lambda *again: code(*_tensors(tree_flatten(again)[0]))
+            graph = make_fx(on_tensors)(*inputs)
+    code = torch._inductor.compile(_untransposed(_without_joins(graph)), inputs)  # type: ignore[arg-type]
+    return lambda *again: code(*(part for group in _cut(again, sizes) for part in group))
 
 
-def _tensors(flat: Sequence[Any]) -> list[Tensor]:
-    return [leaf for leaf in flat if leaf is not None]
+def _cut(given: tuple[Any, ...], sizes: Sequence[int]) -> list[list[Tensor]]:
+    """The tensors of a step's arguments, leaf by leaf: none, one, or the parts of θ and of the optimiser's memory."""
+    theta, memory = given[0], given[4][0]
+    moved = [id(leaf) for leaf in (theta, *memory) if leaf.shape == theta.shape]
+
+    def parts(leaf: Tensor | None) -> list[Tensor]:
+        if leaf is None:
+            return []
+        return list(leaf.split_with_sizes(_fitting(sizes, leaf), 1)) if id(leaf) in moved else [leaf]
+
+    return [parts(leaf) for leaf in tree_flatten(given)[0]]
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """A tensor of the same form, at the same distance from the start of its memory: the compiler looks at alignment."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    held = torch.empty(tensor.storage_offset() + last + 1, dtype=tensor.dtype, device=tensor.device)
+    return held.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def gradient_by_parts(one: Callable[..., Tensor], sizes: Sequence[int]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -163,28 +190,42 @@ def together(sizes: Sequence[int]) -> list[int]:
 
 
 def _without_joins(graph: Any) -> Any:
-    """A traced graph without tensors that are joined along the second axis only to be cut again, at the same places or
-    at some of them. Autograd makes such pairs: cutting θ up has a join as its gradient."""
+    """A traced graph without tensors that are joined along the second axis only to be cut again. Autograd makes such
+    pairs: cutting θ up has a join as its gradient."""
     cat, nodes = torch.ops.aten.cat.default, graph.graph
     joins = [node for node in nodes.nodes if node.target is cat]
     for node in joins:  # shorter joins are added while it runs
         if node.args[1:] != (1,):
             continue
-        ends = [0]
-        for part in node.args[0]:
-            ends.append(ends[-1] + part.meta["val"].shape[1])
         for piece, start, stop in list(_cuts(node)):
-            if start in ends and stop in ends:
-                new, *more = node.args[0][ends.index(start) : ends.index(stop)]
+            with nodes.inserting_before(piece):
+                new, *more = _pieces(nodes, node.args[0], start, stop)
                 if more:
-                    with nodes.inserting_before(piece):
-                        new = nodes.call_function(cat, ([new, *more], 1))
+                    new = nodes.call_function(cat, ([new, *more], 1))
                     new.meta = dict(piece.meta)
                     joins.append(new)
-                piece.replace_all_uses_with(new)
+            piece.replace_all_uses_with(new)
+    for node in nodes.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        if node.args[0] is node.args[1]:  # a part that was changed where it lies
+            nodes.erase_node(node)
     nodes.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _pieces(nodes: Any, parts: Sequence[Any], start: int, stop: int) -> Iterator[Any]:
+    """What lies from start to stop in joined parts, part by part."""
+    at = 0
+    for part in parts:
+        size = part.meta["val"].shape[1]
+        low, high = max(start - at, 0), min(stop - at, size)
+        if (low, high) == (0, size):
+            yield part
+        elif low < high:
+            piece = nodes.call_function(torch.ops.aten.slice.Tensor, (part, 1, low, high))
+            piece.meta["val"] = part.meta["val"][:, low:high]
+            yield piece
+        at += size
 
 
 def _untransposed(graph: Any) -> Any:

@@ -12,7 +12,7 @@ from consilience.compute.advance import OnePass
 from consilience.compute.compiler import TOLERANCE, by_compiler, compared, distance, isolated, refuse
 from consilience.compute.execution import Execution
 from consilience.compute.replay import Advance, Probe, Replay, Step, at_theta
-from consilience.compute.traced import Traced, by_parts, gradient_by_parts, together
+from consilience.compute.traced import Traced
 from consilience.core.records import Tree, rows, tree_map
 
 
@@ -106,10 +106,8 @@ class Cohorts:
         return self.replays[advance, probe]
 
     def _traced(self, advance: Advance, probe: Probe, instead: Step) -> Traced:
-        sizes = together(self.model.sizes)
-        gradient = gradient_by_parts(self._one(self.model.for_gradients), sizes)
-        plain = Step(self._sampled, advance, probe)
-        return Traced(gradient, by_parts(advance, sizes), probe, plain, instead, self.execution.precision)
+        one, plain = self._one(self.model.for_gradients), Step(self._sampled, advance, probe)
+        return Traced(one, self.model.sizes, advance, probe, plain, instead, self.execution.precision)
 
     def _sampled(self, *own: Tree, shared: tuple[Tree, ...] = ()) -> tuple[Tensor, Tensor]:
         """(gradients, losses) by plain code, of the clients that are compared, one by one; 0 for the others."""

@@ -44,7 +44,6 @@ class States(ABC):
 
     def __init__(self, fresh: Fresh, device: torch.device | str = "cpu") -> None:
         self._fresh, self.device = fresh, torch.device(device)
-        self._stateless = False  # until the method has returned None
 
     @cached_property
     def _one(self) -> Tree:
@@ -57,13 +56,10 @@ class States(ABC):
 
     def gather(self, ids: Tensor) -> Tree:
         """The states of `ids`, stacked; None for a stateless method."""
-        if self._stateless:
-            return None
         if not len(ids):
             return rows(self._one, slice(0))
         new = [i for i, client in enumerate(ids.tolist()) if client not in self]
         made = self._made(ids[new]) if new else self._one
-        self._stateless = made is None
         if made is None or len(new) == len(ids):
             return made
         at = {i: row for row, i in enumerate(new)}
