@@ -96,7 +96,9 @@ def main():
     times = {name: [] for name, _, _ in rows}
     for _ in range(given.repeats):
         for name, ranks, factor in rows:
-            times[name].append(launched(given, ranks, given.clients * factor, given.cohort * factor))
+            found = launched(given, ranks, given.clients * factor, given.cohort * factor)
+            print(f"{name}: {found['seconds']:.3f} s, {found['memory']:.0f} MiB", file=sys.stderr, flush=True)
+            times[name].append(found)
     print("| | ms a round | times the simulator | MiB a process |\n|---|---|---|---|")
     for name, found in times.items():
         each = ", ".join(f"{1e3 * one['seconds']:.0f}" for one in found)
