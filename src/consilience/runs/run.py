@@ -414,7 +414,10 @@ class Run:
         return examples(source, self.federation.data.preparation)
 
     def _own(self, test: Federation) -> Callable[[int], Belief]:
-        """The belief of every client of a test federation."""
+        """The belief of every client of a test federation; one object for all, where the method has one for all."""
+        if not self.algorithm.personalises:
+            shared = self.posterior
+            return lambda _: shared
         known = self._known(test)
         return lambda client: self.personal(known[client]) if client in known else self.newcomer()
 

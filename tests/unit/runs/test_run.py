@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import consilience as cs
+from consilience.core.beliefs import Mixture
 from consilience.core.errors import ConfigError, DataError, TaskError
 from consilience.evaluation.scores import evaluate
 from support.runs import PARAMETERS, TRAIN, fit, timeless
@@ -42,6 +43,22 @@ def test_a_run_learns_and_says_how_well_for_each_client_and_for_all() -> None:
     pooled = run.evaluate(test.data[test.order])
     assert pooled.point == pytest.approx(evaluation.point, abs=1e-5)
     assert pooled.clients == []
+
+
+def test_clients_without_models_of_their_own_are_scored_by_one_belief() -> None:
+    """An ensemble of hundreds of networks would not fit into memory once for each client."""
+    made = []
+
+    class Watched(cs.algorithms.Ensemble):
+        def posterior(self, server: Any) -> Mixture:
+            made.append(super().posterior(server))
+            return made[-1]
+
+    task, train, test = blobs()
+    run = fit(Watched(TRAIN), task, train, rounds=1)
+    made.clear()
+    assert len(run.evaluate(test).clients) == len(test) > 1
+    assert len(made) == 1
 
 
 def test_a_run_is_asked_by_a_clients_name_and_with_data_of_any_kind() -> None:
