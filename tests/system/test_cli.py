@@ -142,7 +142,7 @@ def sets(*overrides: str) -> list[str]:
 
 
 WRONG: list[tuple[list[str], str]] = [
-    (sets("algorithm.lrr=1"), "algorithm.lrr: unknown key; did you mean 'lr'? allowed: batch_size, epochs"),
+    (sets("algorithm.lrr=1"), "algorithm.lrr: unknown key; did you mean 'lr'? allowed: batch_size, drop_last"),
     (sets("run.rounds=many"), "run.rounds must be a whole number, got 'many'"),
     (
         sets('algorithm={name="Switch", at=1, then="Pooled"}'),

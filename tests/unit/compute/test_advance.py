@@ -14,10 +14,7 @@ from consilience.optim.optimizers import Adam, AdamW
 from support.runs import HERE, TRAIN, fit
 from support.scenarios import linear
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # the compiler's own
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,6 @@ def test_nothing_of_the_size_of_theta_is_made(small, monkeypatch, uncompiled):
     assert args[0].shape not in shapes or small == 1000  # one part: its gradient is joined
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 def test_the_compiler_understands_a_traced_step(monkeypatch):
     step, plain, args = problem(cs.SGD(lr=0.1, momentum=0.9), monkeypatch)
     found, wanted = (tree_map(torch.clone, args[:5]) for _ in range(2))

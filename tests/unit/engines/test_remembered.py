@@ -205,7 +205,6 @@ def test_a_resumed_run_follows_its_own_plan(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 def test_what_is_worth_it_is_compiled_timed_and_remembered(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

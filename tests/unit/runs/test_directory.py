@@ -150,7 +150,6 @@ POSTERIORS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # forward-mode derivatives' own
 @pytest.mark.parametrize("what", POSTERIORS)
 def test_a_posterior_is_loaded_from_the_run_and_from_a_copy_of_its_file(tmp_path: Path, what: str) -> None:
     task, federation = linear()
