@@ -149,6 +149,7 @@ def test_an_asynchronous_client_works_from_the_posterior_of_its_last_delivery():
 DESCENT = cs.SGD(lr=0.2, epochs=4, batch_size=100)
 
 
+@pytest.mark.slow
 def test_fedlap_finds_the_minimum_under_the_prior():
     run = fit(FedLap(DESCENT, prior=5.0), rounds=200, debug=False)
     exact = posterior() * cs.Gaussian(torch.zeros(4), torch.full((1,), 5.0 - PRIOR))

@@ -369,6 +369,7 @@ def test_a_header_with_a_key_twice_is_refused():
         unpack(len(header).to_bytes(8, "little") + header)
 
 
+@pytest.mark.slow
 def test_no_damaged_record_raises_another_error_or_has_another_structure():
     draw, wanted = random.Random(0), everything()
     for _ in range(1500):

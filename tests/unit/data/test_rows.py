@@ -213,6 +213,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", METHODS.values(), ids=list(METHODS))
 @pytest.mark.parametrize("workers", [1, 2])
 def test_methods_and_workers_share_a_map(algorithm: Any, workers: int, tmp_path: Path) -> None:

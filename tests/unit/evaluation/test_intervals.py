@@ -33,6 +33,7 @@ def world(examples: int = 400, clients: int = 4, seed: int = 0) -> tuple[cs.Task
     return task, cs.Federation.from_owner(cs.Dataset(x, y), torch.arange(examples) % clients), cs.Point(task.initial())
 
 
+@pytest.mark.slow
 def test_every_score_has_an_interval_around_it_overall_and_at_each_client() -> None:
     task, test, belief = world()
     found = cs.evaluate(task, belief, test, intervals=0.95, metrics=METRICS)

@@ -22,6 +22,7 @@ def labelled(count: int = 60) -> cs.Dataset:
     return replace(data, y=torch.arange(count) % 3)
 
 
+@pytest.mark.slow
 def test_a_posterior_that_is_too_wide_gets_the_temperature_that_undoes_it() -> None:
     """y = w + noise, w ~ N(0, V): the predictive variance is V T + 1, and data of variance 1.5 want T = 0.5/V."""
     made = torch.Generator().manual_seed(0)

@@ -92,6 +92,7 @@ def test_a_site_lost_before_its_vector_is_not_in_the_sum(step, tmp_path):
     assert_identical(run.server, world.simulated(1, missing=[BAD]).server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [lost, silent], ids=["reply lost", "silent"])
 @pytest.mark.parametrize("method", [FEDAVG, FEDEP, SCAFFOLD], ids=lambda method: method.name)
 def test_a_site_whose_vector_is_lost_is_not_in_the_sum_and_keeps_its_state(method, fault, tmp_path):
@@ -132,6 +133,7 @@ def test_below_the_threshold_nothing_is_opened_and_the_round_is_made_again(tmp_p
     assert_identical(run.server, world.simulated(1).server)
 
 
+@pytest.mark.slow
 def test_a_killed_server_resumes_to_the_same_result(tmp_path):
     world = secure_world(FEDEP, tmp_path)
     wanted, calls, kills = world.simulated(3).server, 15, 0
@@ -259,6 +261,7 @@ def test_scores_with_a_site_too_few_are_left_out(tmp_path, caplog):
     assert "there are no scores of all sites: 2 sites have sent a masked vector" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_lost_disk_is_replaced_by_an_estimate_of_the_sites_part(tmp_path, caplog):
     world = secure_world(FEDEP, tmp_path)
     world.serve(2)

@@ -90,6 +90,7 @@ def line(precision):
     return task, group, cavity, cs.Gaussian((design.mT @ y.double())[:, 0], (design.mT @ design).diagonal()) * cavity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [1.0, 0.5])
 def test_variational_inference_finds_a_posterior_that_has_its_form(power):
     task, group, cavity, posterior = line([3.0, 5.0])
@@ -99,6 +100,7 @@ def test_variational_inference_finds_a_posterior_that_has_its_form(power):
     torch.testing.assert_close(found.mean.mean(0), posterior.mean, rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 def test_kappa_multiplies_the_likelihood_and_not_the_cavity():
     task, group, cavity, posterior = line([3.0, 5.0])
     infer = cs.inference.Variational(IVON(lr=0.02, epochs=500, batch_size=16, beta2=0.98, h0=1.0, kappa=4.0))

@@ -185,6 +185,7 @@ def test_what_has_no_coefficients_says_so(task: cs.Task, method, sentence: str) 
         fitted(task, table(), method).coefficients()
 
 
+@pytest.mark.slow
 def test_features_without_names_have_numbers() -> None:
     sites = table()
     plain = cs.Federation.from_owner(cs.Dataset(sites.data.x, sites.data.y), torch.arange(300) % 3)

@@ -242,6 +242,7 @@ def test_a_run_is_not_resumed_through_a_link(run: Path, tmp_path: Path, name: st
     assert files(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_run_directory_may_be_reached_through_a_link(run: Path, tmp_path: Path, whole: cs.runs.Run) -> None:
     (tmp_path / "link").symlink_to(run)
     assert_same_run(resumed(tmp_path / "link"), whole)

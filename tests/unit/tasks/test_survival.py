@@ -105,6 +105,7 @@ def test_a_rule_of_ties_that_is_none_is_refused() -> None:
         cs.Cox(zeros(2), ties="exact")
 
 
+@pytest.mark.slow
 def test_a_site_without_events_adds_nothing() -> None:
     sites = federation("breast")
     some = {name: sites.client(name) for name in ("I", "II", "III")}
@@ -134,6 +135,7 @@ def test_laplace_names_a_way_out_as_a_partial_likelihood_cannot_be_drawn_from() 
         cs.fit(cs.FedEP(Laplace()), cs.Cox(zeros(4)), federation("breast"), rounds=1, progress=False)
 
 
+@pytest.mark.slow
 def test_a_newton_step_that_overshoots_is_halved() -> None:
     """Of few patients, a full step from 0 leads to log hazards where the likelihood is flat."""
     sites = federation("leukaemia")
@@ -292,6 +294,7 @@ def test_a_module_with_too_few_outputs_is_shown_one_that_fits() -> None:
         cs.DiscreteHazards(zeros(4), times=[1.0, 2.0]).check(federation("breast").data)
 
 
+@pytest.mark.slow
 def test_networks_learn_hazards_by_gradients() -> None:
     sites = federation("breast").to("cpu")
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, len(TIMES)))

@@ -50,6 +50,7 @@ CELLS = {
 ROWS = st.lists(st.tuples(*CELLS.values(), st.integers(0, 4)), min_size=12, max_size=40)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(ROWS)
 def test_any_division_of_rows_among_sites_gives_the_same_preparation(rows: list[tuple[Any, ...]]) -> None:
